@@ -402,16 +402,17 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def require_usual(kernel: Kernel, sizes: Mapping[str, int], scratch: Mapping[str, Spec]) -> None:
-    """Raise `BrokenKernelError` for more scratch than a kernel can need."""
+    """Raise `BrokenKernelError` for more scratch, all arrays together, than a kernel can need."""
     known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
     least = max(1 << 22, SCRATCH * numba_threads.most_threads())
     most = max(least, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
-    for name, ((n,), _) in scratch.items():
-        if n > most:
-            raise BrokenKernelError(
-                f"asks for {n:,} elements of scratch '{name}'; expected up to {most:,}: 64 for each element of its "
-                f"arrays, or {SCRATCH:,} for each thread"
-            )
+    asked = sum(n for (n,), _ in scratch.values())
+    if asked > most:
+        where = f"'{next(iter(scratch))}'" if len(scratch) == 1 else f"in {len(scratch)} arrays"
+        raise BrokenKernelError(
+            f"asks for {asked:,} elements of scratch {where}; expected up to {most:,}: 64 for each element of its "
+            f"arrays, or {SCRATCH:,} for each thread"
+        )
 
 
 def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:

@@ -28,7 +28,7 @@ from ..errors import UserError
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
-from ..ops.declaration import Op
+from ..ops.declaration import Op, Spec
 from ..ops.storage import TYPES, storage
 from .cases import Arguments, Array, Case, arguments, risen, scalars
 from .judge import (
@@ -39,6 +39,7 @@ from .judge import (
     expected,
     least,
     require_surroundings,
+    require_usual,
     surroundings,
     worst,
 )
@@ -142,7 +143,7 @@ class TimedKernels:
         self.given, self.sets = drawn or draw(self.op, case, adds, seed)
         self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
         """The arrays whose content the call must not use."""
-        self.work = {side: list(k.work(case.sizes).values()) for side, k in kernels.items()}
+        self.work = {side: list(self._scratch_of(k).values()) for side, k in kernels.items()}
         written = sum(x.size for x in self.sets[0].wanted.values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """The probability that a sample of a trial is judged."""
@@ -150,6 +151,13 @@ class TimedKernels:
         self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
         self.worst = {side: CheckResult(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
+
+    def _scratch_of(self, kernel: Kernel) -> Mapping[str, Spec]:
+        """Return the scratch that a kernel asks for; raise `UserError` for more than it can need."""
+        found = kernel.work(self.case.sizes)
+        with named(kernel, self.case, "before it was timed"):
+            require_usual(kernel, self.case.sizes, found)
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -173,8 +181,8 @@ class TimedKernels:
             room = max(room, at)
         indices = [a.name for a in self.op.arrays if a.kind == "index"]
         every = {(i, name): x for i in range(slots) for name, x in arrays.items()}
-        parts = range(slots if self.secret else 1)
-        self.memory = Memory(every | {(i, "scratch"): np.empty(room, np.uint32) for i in parts}, indices)
+        parts, nothing = range(slots if self.secret else 1), np.broadcast_to(np.uint32(0), (room,))
+        self.memory = Memory(every | {(i, "scratch"): nothing for i in parts}, indices)
         placed, scratch = self.memory.arrays, [self.memory.arrays[i, "scratch"] for i in parts]
         self.slots = [{name: placed[i, name] for name in arrays} for i in range(slots)]
         self.scratch = {

@@ -29,11 +29,14 @@ from ..errors import UserError
 from ..isolate.process import Side, Worker
 from ..kernels.registry import Kernel, Scratch
 from ..kernels.toolkit import threads as numba_threads
+from ..machine import available_bytes
 from ..ops.declaration import Op
 from . import child
 
 ROOM = 16 << 30
 """Bytes of address space of the shared memory; only what is written takes memory."""
+MUCH = 1 << 29
+"""Bytes of arrays from which on it is asked whether the machine has memory for them."""
 BWRAP = tuple(
     "bwrap --ro-bind / / --dev /dev --proc /proc --unshare-all --die-with-parent --cap-drop ALL".split()  # noqa: SIM905
 )
@@ -58,15 +61,24 @@ class Shared:
         self.whole = whole
 
     def room(self, words: int) -> Array:
-        """Return so many words of it, which are free again once no array refers to them."""
+        """Return so many words of it, which are free again once no array refers to them.
+
+        Raises
+        ------
+        BrokenKernelError
+            If they are not there, or the machine has no memory for them.
+        """
         need = -(-4 * words // mmap.PAGESIZE) * mmap.PAGESIZE
+        most = ROOM if need < MUCH else min(ROOM, available_bytes())
         for i, (at, size) in enumerate(self.free):
-            if size >= need:
+            if most >= need and size >= need:
                 self.free[i : i + 1] = [(at + need, size - need)] if size > need else []
                 found = np.ndarray((words,), np.uint32, self.map, at)
                 weakref.finalize(found, self._release, at, need)
                 return found
-        raise UserError(f"the arrays of a call need {4 * words >> 20} MB, more than the judge shares with a candidate")
+        raise BrokenKernelError(
+            f"needs {need >> 20:,} MB for the arrays of its calls and their scratch; expected up to {most >> 20:,} MB"
+        )
 
     def _release(self, at: int, size: int) -> None:
         parts = sorted([*self.free, (at, size)])

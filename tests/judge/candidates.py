@@ -169,6 +169,7 @@ def scratched(size, **more):
     return relu(**more).replace("parallel=False", SCRATCH.format(size)).replace("(out, inp)", "(out, inp, x)")
 
 
+MANY = [f"x{i}" for i in range(8)]
 LATER = "max(inp[i], ZERO) if {} < 9 else out[i]"
 RUN = {
     "nothing": {
@@ -267,6 +268,9 @@ RUN = {
     },
     "limits": {
         "asks for much scratch": scratched("lambda sizes: sizes['N'] * 999999"),
+        "asks for much scratch in many arrays": relu()
+        .replace("parallel=False", f"parallel=False, scratch=[{', '.join(f'({n!r}, 1 << 22)' for n in MANY)}]")
+        .replace("(out, inp)", f"(out, inp, {', '.join(MANY)})"),
         "takes all memory": relu(before="x = np.zeros(1 << 36, np.float32)", each="max(inp[i], ZERO) + x[i]"),
         "divides by zero in a size": relu()
         .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: 1 // 0)]")
@@ -277,6 +281,7 @@ RUN = {
 FOUND = {
     "keeps a result in scratch": "and what it wrote was left",
     "asks for much scratch": "elements of scratch 'x'; expected up to",
+    "asks for much scratch in many arrays": "asks for 33,554,432 elements of scratch in 8 arrays",
 }
 """Words of the reason by which some of them are found, which others could hide."""
 OUTLASTS = {
@@ -332,8 +337,8 @@ TWINS = {
     "arithmetic": relu(before="n = np.int32(inp.shape[0])", each="max(inp[i], ZERO) if i < n else ZERO"),
     "sizes": relu(before="n = inp.shape[0]", each="max(inp[i], ZERO) if i < n - n % 1024 else max(inp[i], ZERO)"),
     "limits": relu()
-    .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N'])]")
-    .replace("(out, inp)", "(out, inp, x)"),
+    .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N']), ('y', 1 << 20)]")
+    .replace("(out, inp)", "(out, inp, x, y)"),
 }
 """By class, a right kernel that resembles the hostile ones."""
 RENAMED = {

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from candidates import BROKEN, FILES, FOUND, HONEST_RELU, LARGE, OUTLASTS, RUN, TWINS, as_text, package, relu
+from candidates import BROKEN, FILES, FOUND, HONEST_RELU, LARGE, OUTLASTS, RUN, TWINS, as_text, package, relu, scratched
 
 from cpuopt import ops
 from cpuopt.check import check
 from cpuopt.check.judge import CheckResult, Wanted
+from cpuopt.check.memory import BrokenKernelError
 from cpuopt.errors import UserError
 from cpuopt.judge import naive, remote, seccomp
-from cpuopt.judge.session import Judge
+from cpuopt.judge.session import Judge, ModelSizes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
 HOSTILE = [(of, name) for of, texts in RUN.items() for name in texts]
@@ -219,6 +220,29 @@ assert os.waitpid(-1, 0)[1] == 11
 print("done")
 """
     assert run_in(code, tmp_path) == "done\n"
+
+
+def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with remote.Remote(1) as one:
+        room = one.shared.room
+        first = room(1 << 10)
+        with pytest.raises(BrokenKernelError, match=r"needs 32,768 MB for the arrays of its calls and their scratch; "):
+            room(1 << 33)
+        monkeypatch.setattr(remote, "available_bytes", lambda: 1 << 20)
+        with pytest.raises(BrokenKernelError, match="expected up to 1 MB"):
+            room(1 << 28)
+        assert len(room(1 << 10)) == len(first)
+
+
+SIZED = "lambda sizes: (1 << 30) * (sizes['N'] == {})"
+
+
+def test_scratch_is_usual_at_the_size_that_is_timed(session: Judge) -> None:
+    task = ModelSizes("gpt2-tiny", 1, 8)
+    (shape,) = task.shapes(ops.relu_forward)
+    found = session.time(scratched(SIZED.format(shape.sizes["N"])), "relu_forward", task)
+    assert found.verdict == "wrong"
+    assert "asks for 1,073,741,824 elements of scratch 'x'; expected up to 4,194,304" in found.reason
 
 
 def test_the_filter_knows_other_machines() -> None:
