@@ -38,7 +38,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--time", action="store_true", help="Add the package's times and the roof's to --tasks; takes minutes."
     )
     p.add_argument("--in-step", action="store_true", help="Compare in training steps of the model too.")
-    p.add_argument("--board", default="", metavar="OP", help="List the best submissions for this op.")
+    p.add_argument("--board", default="", metavar="OP", help="List the best submissions for this op and these sizes.")
     p.add_argument("--adopt", default="", metavar="NAME", help="Write the best of --board to a file, as this variant.")
     settings.flags(p, "kernels", "threads", model=models.DEFAULT)
     p.add_argument("-B", type=int, default=4, help="Compare at a batch of this many rows. Default: %(default)s.")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html and not (args.tasks or args.board):
         raise UserError(f"--html {args.html}: add --board OP for its board, or --tasks for the boards of all")
     common.check_targets(args)
-    text = text_of(args.file) if args.file else ""
+    text, sizes = text_of(args.file) if args.file else "", (args.model, args.B, args.T)
     start_numba(args.threads)
     from .. import kernels, ops  # noqa: F401  (registers them)
     from ..files import write_whole
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
         if args.file and args.check:
             found = desk.check(text, args.of)
         elif args.file:
-            found = desk.submit(text, args.of, args.model, args.B, args.T, args.in_step)
+            found = desk.submit(text, args.of, *sizes, args.in_step)
         elif args.tasks:
-            found = desk.tasks(args.time, args.model, args.B, args.T)
+            found = desk.tasks(args.time, *sizes)
         else:
-            found = desk.adopt(args.board, args.adopt) if args.adopt else desk.board(args.board)
+            found = desk.adopt(args.board, args.adopt, *sizes) if args.adopt else desk.board(args.board, *sizes)
         if args.html:
-            boards = [desk.board(op) for op in ([args.board] if args.board else ops.ALL)]
+            boards = [desk.board(op, *sizes) for op in ([args.board] if args.board else ops.ALL)]
             write_whole(args.html, [page.report(boards).encode("utf-8", "replace")])
     show(args, found, lambda: report.tables(found))
     return int(found.get("verdict") in REFUSED)

@@ -2,7 +2,8 @@
 
 `cpuopt judge --serve` and `cpuopt mcp` offer these functions, and Python calls them.
 
-A board has, for each machine code, the lowest score that it ever had, so that to submit a kernel again gains nothing. A
+A board is of one op at one model, batch, length of rows and number of threads: scores at others cannot be compared. It
+has, for each machine code, the lowest score that it ever had, so that to submit a kernel again gains nothing. A
 kernel that would come first is timed twice, and has the lower score of both. It must also beat a copy of the best that
 is timed after it, or it stands behind the best. A kernel that is not faster than the baseline has no place.
 """
@@ -31,8 +32,10 @@ from ..files.reading import to_json
 from ..kernels import load_all
 from ..kernels.registry import BASE, KERNELS, variants
 from ..lab import ab, records, starter
+from ..machine import cores
 from ..measure import rates
 from ..ops.declaration import Op
+from ..wording import count, size_of
 from . import naive, rules
 from .remote import LostError
 from .session import FASTER, REFUSED, Judge, ModelSizes, Say, Stopped, baseline, op_named, read
@@ -85,7 +88,7 @@ class Desk:
         """
         found, task = [], ModelSizes(model, B, T)
         for i, op in enumerate(ops.ALL.values()):
-            board = self.board(op.name)["best"]
+            board = self.board(op.name, model, B, T)["best"]
             about: dict[str, Any] = {
                 "op": op.name,
                 "label": op.label,
@@ -129,7 +132,7 @@ class Desk:
             "rules": dict(rules.RULES),
             "baseline": baseline(known),
             "shapes": [{"sizes": dict(s.sizes), "layers": len(s.layers), **self.times(known, s)} for s in shapes],
-            "best": self.board(op)["best"][:1],
+            "best": self.board(op, model, B, T)["best"][:1],
         }
 
     def times(self, op: Op, shape: ab.Shape) -> dict[str, Any]:
@@ -198,49 +201,64 @@ class Desk:
         found = dict(to_json(ruling))
         if ruling.verdict in REFUSED:
             return {**found, "place": None}
-        others = (row for row in self.board(op)["best"] if row["code"] != ruling.code and row["verdict"] == FASTER)
-        first = next(others, None)
+        faster = [row for row in self.board(op, model, B, T)["best"] if row["verdict"] == FASTER]
+        first = next((row for row in faster if row["code"] != ruling.code), None)
         if ruling.verdict == FASTER and not (first and ruling.timed["score"] <= first["score"]):
             again = dict(to_json(self.judge.time(text, op, task)))
             if again["verdict"] in REFUSED:
                 return {**again, "place": None}
             if again["timed"]["score"] < ruling.timed["score"]:
                 found = {**again, "timed": {**found["timed"], **again["timed"]}}
-            if first and first["task"] == asdict(task):
+            if first:
                 copy = float(self.judge.time(first["source"], op, task).timed.get("score", 0.0))
                 found["controls"] = {**found["controls"], "a copy of the best": copy}
                 if copy >= found["timed"]["score"]:
                     found["timed"]["score"] = min(found["timed"]["score"], first["score"])
-        content = {"op": op, "source": text, "task": asdict(task), "ruling": found}
+        content = {"op": op, "source": text, "task": self.kept(task), "ruling": found}
         path = records.keep(self.root, KIND, op, content)
-        places = [r["code"] or r["text"] for r in self.board(op)["best"] if r["verdict"] == FASTER]
+        places = [r["code"] or r["text"] for r in self.board(op, model, B, T)["best"] if r["verdict"] == FASTER]
         mine = found["code"] or found["text"]
         return {**found, "place": places.index(mine) + 1 if mine in places else None, "path": str(path)}
 
-    def board(self, op: str) -> dict[str, Any]:
-        """List the right submissions of a task on this machine, the best score first, and the number of all tries."""
+    def kept(self, task: ModelSizes) -> dict[str, Any]:
+        """Return a task as records have it, with the number of threads."""
+        return {**asdict(task), "threads": self.threads or cores()}
+
+    def board(self, op: str, model: str = MODEL, B: int = ROWS, T: int = TOKENS) -> dict[str, Any]:
+        """List the right submissions of a task on this machine, the best score first, and the number of all tries.
+
+        ``others`` has the tasks at other sizes or numbers of threads for which submissions of the op are kept.
+        """
         op_named(op)
+        task = self.kept(ModelSizes(model, B, T))
         best: dict[str, dict[str, Any]] = {}
+        others: list[dict[str, Any]] = []
         tries = 0
         for e in records.entries(self.root):
             c = e.content
             if e.kind != KIND or c.get("op") != op or c.get("machine_id") != rates.machine_id():
                 continue
             with records.readable(e):
+                own = {**c["task"], "threads": c["task"].get("threads", c["machine"]["cores"])}  # the usual number
+                if own != task:
+                    others += [own] * (own not in others)
+                    continue
                 r, tries = c["ruling"], tries + 1
                 row = {k: r[k] for k in ("candidate", "text", "code", "verdict")}
                 row |= {k: r["timed"][k] for k in ("score", "ratio", "against")}
-                row |= {"task": c["task"], "time": e.time, "path": str(e.path), "source": c["source"]}
+                row |= {"task": own, "time": e.time, "path": str(e.path), "source": c["source"]}
                 row["machine"] = c["machine"]["cpu"]
                 key = str(r["code"] or r["text"])
                 best[key] = min(best.get(key, row), row, key=lambda x: float(x["score"]))
         return {
             "op": op,
+            "task": task,
             "tries": tries,
+            "others": others,
             "best": sorted(best.values(), key=lambda x: (x["verdict"] != FASTER, -x["score"])),
         }
 
-    def adopt(self, op: str, name: str) -> dict[str, Any]:
+    def adopt(self, op: str, name: str, model: str = MODEL, B: int = ROWS, T: int = TOKENS) -> dict[str, Any]:
         """Write the best submission of a task to a file here, registered under a name: a kernel like any other.
 
         Raises
@@ -248,9 +266,13 @@ class Desk:
         UserError
             If the board is empty, for a name that is no variant's, or a file that is there already.
         """
-        best = self.board(op)["best"]
-        if not best:
-            raise UserError(f"--adopt {name}: the board of {op} in {self.root} is empty; submit a kernel first")
+        board = self.board(op, model, B, T)
+        if not (best := board["best"]):
+            there = [f"; there are submissions for {task_text(x)}" for x in board["others"][:1]]
+            raise UserError(
+                f"--adopt {name}: the board of {op} for {task_text(board['task'])} in {self.root} is empty; "
+                f"submit a kernel first{''.join(there)}"
+            )
         if not name.isidentifier() or name in variants(op):
             raise UserError(f"--adopt {name!r}: expected a new name of letters and digits; {op} has {variants(op)}")
         path = Path(f"{name}_{op}.py")
@@ -263,9 +285,15 @@ class Desk:
         except Stopped as e:
             raise UserError(f"--adopt {name}: {row['path']} holds a text that the judge refuses: {e}") from e
         text = renamed(row["source"], op, name)
-        note = f"# Adopted from {row['path']}: {1 / row['ratio']['median']:.2f} times as fast as {row['against']}.\n"
+        times = f"{1 / row['ratio']['median']:.2f} times as fast as {row['against']} for {task_text(row['task'])}"
+        note = f"# Adopted from {row['path']}: {times}.\n"
         path.write_text(note + text, encoding="utf-8")
         return {"path": str(path), "use": f"--kernels {path} --swap {op}={name}"}
+
+
+def task_text(task: Mapping[str, Any]) -> str:
+    """Format a task of a record, as in ``gpt2-124M 4x64, 2 threads``."""
+    return f"{task['model']} {size_of(task)}, {count(task['threads'], 'thread')}"
 
 
 def renamed(text: str, op: str, name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..judge.desk import task_text
 from ..judge.session import FASTER, REFUSED
 from ..wording import count, spread, text_of
 from . import style
@@ -71,13 +72,16 @@ def tasks(c: Mapping[str, Any]) -> list[RenderableType]:
 
 def board(c: Mapping[str, Any]) -> list[RenderableType]:
     """List the submissions of a task."""
+    others = [Text(f"others are kept for {'; '.join(map(task_text, c['others']))}")] if c["others"] else []
     if not c["best"]:
-        return [Text(f"no submission of {c['op']} is kept; make one: cpuopt judge FILE --op {c['op']}")]
+        said = f"no submission of {c['op']} is kept for {task_text(c['task'])}; make one: cpuopt judge FILE"
+        return [Text(f"{said} --op {c['op']}"), *others]
     table = style.table(">", "kernel", ">score", ">ratio", "text")
     for i, row in enumerate(c["best"]):
         times = f"{row['score']:.3f}", spread(row["ratio"])
         place = str(i + 1) if row["verdict"] == FASTER else ""
         table.add_row(place, Text(row["candidate"]), *times, Text(row["text"][:12]))
     best = c["best"][0]
-    head = f"{c['op']}: {count(c['tries'], 'submission')}, scores against {best['against']} on {best['machine']}"
-    return [Text(f"{head}; who is faster has a place"), table, Text("the text of the first:"), Text(best["source"])]
+    head = f"{c['op']} for {task_text(c['task'])}: {count(c['tries'], 'submission')}, scores against {best['against']}"
+    head += f" on {best['machine']}; who is faster has a place"
+    return [Text(head), table, *others, Text("the text of the first:"), Text(best["source"])]

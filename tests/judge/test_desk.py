@@ -320,6 +320,35 @@ def test_a_page_has_the_boards_and_the_best_texts(tmp_path: Path, monkeypatch: p
     assert "the text of the first: fast <i>" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_board_is_of_one_model_size_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that starts no threads leads where arrays are tiny, and must not be adopted for large ones."""
+    monkeypatch.chdir(tmp_path)
+    desk, tiny = board_of(tmp_path, 3.0, 3.0, 1.1, 1.1), ("gpt2-tiny", 1, 1)
+    first = desk.submit(GELU, "gelu_forward", *tiny)
+    with pytest.raises(UserError, match=r"for gpt2-124M 4x64.* is empty; .*; there are submissions for gpt2-tiny 1x1"):
+        desk.adopt("gelu_forward", "fast")
+    second = desk.submit(GELU + "# large\n", "gelu_forward")
+    assert (first["place"], second["place"], second["controls"]) == (1, 1, {})
+    usual, small = desk.board("gelu_forward"), desk.board("gelu_forward", *tiny)
+    assert ([r["score"] for r in usual["best"]], usual["tries"], usual["others"]) == ([1.1], 1, [small["task"]])
+    assert [r["score"] for r in small["best"]] == [3.0]
+    assert desk.tasks()["tasks"][[*ops.ALL].index("gelu_forward")]["best"] == 1.1
+    assert Desk(desk.root, usual["task"]["threads"] + 1).board("gelu_forward")["best"] == []
+    text = Path(desk.adopt("gelu_forward", "fast")["path"]).read_text()
+    assert "# large" in text
+    assert "1.10 times as fast as optimized for gpt2-124M 4x64, " in text
+
+
+def test_a_record_without_threads_is_of_as_many_as_the_machine_has_cores(tmp_path: Path) -> None:
+    desk = board_of(tmp_path, 1.1, 1.1)
+    path = Path(desk.submit("a", "gelu_forward")["path"]) / "record.json"
+    kept = json.loads(path.read_text())
+    assert kept["task"].pop("threads") == kept["machine"]["cores"]
+    path.write_text(json.dumps(kept))
+    assert [r["score"] for r in desk.board("gelu_forward")["best"]] == [1.1]
+    assert Desk(desk.root, kept["machine"]["cores"] + 1).board("gelu_forward")["best"] == []
+
+
 def test_to_submit_a_kernel_again_gains_nothing(tmp_path: Path) -> None:
     desk = board_of(tmp_path, 1.1, 1.1, *[1.09, 1.09, 1.01, 1.01, 1.5, 1.4, 1.05, 1.05])
     for _ in range(5):
@@ -557,7 +586,8 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
             found = [names, await ask("tasks")]
             for text in (WRONG, CHEAT, GELU):
                 found.append(await ask("submit", text=text, op="gelu_forward", **sizes))
-            return [*found, await ask("board", op="gelu_forward"), await ask("adopt", op="gelu_forward", name="fast")]
+            found.append(await ask("board", op="gelu_forward", **sizes))
+            return [*found, await ask("adopt", op="gelu_forward", name="fast", **sizes)]
 
     names, tasks, wrong, cheat, good, board, adopted = asyncio.run(talk())
     assert names == ["tasks", "describe", "check", "time", "inspect", "profile", "submit", "board", "adopt"]

@@ -15,7 +15,7 @@ from .page import Section, page
 COLUMNS = [
     *(Column(name, name) for name in ("place", "kernel")),
     *(Column(name, name, lambda x: f"{x:.3f}") for name in ("score", "ratio")),
-    *(Column(name, name) for name in ("interval", "against", "model", "B", "T", "kept", "machine", "text")),
+    *(Column(name, name) for name in ("interval", "against", "model", "B", "T", "threads", "kept", "machine", "text")),
 ]
 
 
@@ -38,7 +38,7 @@ def board(b: Mapping[str, Any]) -> Markup:
 
 
 def _row(place: int, row: Mapping[str, Any]) -> SimpleNamespace:
-    task = {k: row["task"][k] for k in ("model", "B", "T")}
+    task = {k: row["task"][k] for k in ("model", "B", "T", "threads")}
     told = {k: row[k] for k in ("score", "against", "machine")}
     return SimpleNamespace(
         place=place if row["verdict"] == FASTER else None,
