@@ -324,8 +324,10 @@ class Closed:
     def build(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Build a model in which the calls of the op switch between both kernels; return their layers, and losses.
 
-        No step of it is judged here, which would take wanted values.
+        No step of it is judged here, which would take wanted values. ``unbuilt`` says why there is none: that is not
+        the candidate's fault, which has not run.
         """
+        from ..errors import UserError
         from ..engine import Engine
         from ..lab.ab import Change, InStep
         from ..train.job import Settings, TrainingSteps, data_of, how_of, model_of, sized, sized_model
@@ -333,7 +335,10 @@ class Closed:
         _, config, _ = model_of(settings := Settings(**request["settings"]))
         settings = sized(settings, config)
         corpus = config.inputs(settings.B, settings.T) or data_of(settings, config.vocab_size, None)
-        engine = Engine(*sized_model(settings, config), how_of(settings, config), seed=settings.seed)
+        try:
+            engine = Engine(*sized_model(settings, config), how_of(settings, config), seed=settings.seed)
+        except (UserError, MemoryError, OSError) as e:
+            return {"unbuilt": str(e) or type(e).__name__}
         batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
         change = Change((self.kernels["A"], self.kernels["B"]))
         self.steps = InStep(TrainingSteps(settings, engine, batches), [change], audits=False)

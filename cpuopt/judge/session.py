@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .. import models, ops
+from ..building import Built
 from ..check.cases import MORE, ODD, SMALL, Case, case, modes, quick_cases
 from ..check.check import check
 from ..check.judge import CheckResult, keeping_threads
@@ -35,10 +37,12 @@ from ..measure.comparison import compare, disagreement, geometric_mean
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
+from ..program.arena import gb
 from ..train.job import Settings, build_only
 from ..wording import nearest
 from . import private, rules, timing
-from .remote import Clocks, Far, LostError, Remote
+from .child import MOST_BYTES
+from .remote import ROOM, Clocks, Far, LostError, Remote
 
 VERDICTS = ("refused by rule", "compile error", "wrong", "cheating", "slower", "inconclusive", "faster", "right")
 """The words of a verdict; ``right`` is the word of one that was not timed."""
@@ -56,6 +60,10 @@ TIMED_S = 8.0
 """The seconds that a comparison may take on a calm machine, for all shapes together."""
 STEPS = (6, 12, 24)
 """Rounds of a comparison in training steps after which there are analyses."""
+SPARE = 1 << 29
+"""Bytes that a process with a training step has besides its arrays: code, stacks, data."""
+SHARES = 4
+"""How many times the bytes of a call's arrays are shared with a candidate: with scratch, and while they move."""
 FAR_SLOWER = 4.0
 """The factor beyond which a comparison ends early."""
 AGAIN, CALLS, MOST_LOOPS = 8, 64, 40
@@ -194,16 +202,30 @@ class Judge:
         task : the model and its sizes; by default GPT-2's.
         against : the baseline; by default the package's fastest.
         in_step : whether to compare both in training steps of the model too.
+
+        Raises
+        ------
+        UserError
+            For a task that no candidate could do: its arrays or its step need too much memory, or the step does not
+            call the op. Nothing was judged then.
         """
-        task = task or ModelSizes()
+        known, task = op_named(op), task or ModelSizes()
+        require_room(known, task)
+        job = self.job(known, task, against or baseline(known)) if in_step else {}
+        step = step_of(known, task, job) if in_step else None
 
         def then(s: Submission, pair: tuple[Kernel, Kernel]) -> dict[str, Any]:
             found = self.timed(pair, task.shapes(s.op))
-            if in_step:
-                found["in_step"] = self.in_step(pair, task)
+            if step:
+                found["in_step"] = self.in_step(pair, step, job)
             return {**found, "loops": self.loops(pair[0])}
 
         return self.rule(text, op, then, against)
+
+    def job(self, op: Op, task: ModelSizes, against: str) -> dict[str, Any]:
+        """Return the settings of a training step with the baseline."""
+        sizes = {"model": task.model, "B": task.B, "T": task.T}
+        return {**sizes, "threads": self.threads, "swap": (f"{op.name}={against}",)}
 
     def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[ab.Shape]) -> dict[str, Any]:
         """Compare a candidate with the baseline; return the verdict and what it is based on."""
@@ -245,18 +267,21 @@ class Judge:
             "doubts": found["doubts"],
         }
 
-    def in_step(self, pair: tuple[Kernel, Kernel], task: ModelSizes) -> dict[str, Any]:
+    def in_step(self, pair: tuple[Kernel, Kernel], step: Built, job: Mapping[str, Any]) -> dict[str, Any]:
         """Compare training steps of the closed process with the baseline and with a candidate that was found right.
 
         Returns
         -------
         The verdict on the op's calls in a step, ``a_ms``, ``b_ms``, ``saves_ms``, and ``step``, that on whole steps.
+
+        Raises
+        ------
+        UserError
+            If the closed process cannot build the model, whose kernels are the package's.
         """
         mine, usual = pair
         self.say("building the model of a step")
-        job = {"model": task.model, "B": task.B, "T": task.T, "threads": self.threads}
-        settings = Settings(**job, swap=(f"{mine.op.name}={usual.variant}",))  # type: ignore[arg-type]
-        jit.compile_kernels([*build_only(settings).own_kernels.values()])  # the closed process can keep none
+        jit.compile_kernels([*step.own_kernels.values()])  # the closed process can keep none
 
         def trial(side: str) -> list[float]:
             start = time.perf_counter_ns()
@@ -265,15 +290,16 @@ class Judge:
                 raise Stopped("cheating", "told times of a step that the judge's clock does not confirm")
             return told
 
-        try:
-            built = self.remote.ask("build", far(mine), settings={**job, "swap": settings.swap})
+        with wrong_in_step():
+            built = self.remote.ask("build", far(mine), settings=job)
+        if said := built.get("unbuilt"):
+            raise UserError(f"--in-step: the closed process cannot build {job['model']}: {plain(said)}")
+        with wrong_in_step():
             names, losses = (f"the {usual.variant} kernel", "the candidate"), built["losses"]
             if said := disagreement(names, losses["A"], losses["B"]):
                 raise Stopped("wrong", f"in a training step: {said}")
             self.say("alternating steps")
             done = compare(lambda: trial("A"), lambda: trial("B"), seed=self.seed % 2**32, analyses=STEPS, decides=1)
-        except (UserError, BrokenKernelError) as e:
-            raise Stopped("wrong", plain(f"in a training step: {e}")) from None
         whole, own = (ab.entry(done, i) for i in range(2))
         a_ms, b_ms = own["a_ns"] / 1e6, own["b_ns"] / 1e6
         return {**own, "a_ms": a_ms, "b_ms": b_ms, "saves_ms": a_ms - b_ms, "layers": built["layers"], "step": whole}
@@ -431,6 +457,54 @@ class Judge:
         """Require that a kernel stays inside its arrays, each of which stands at inaccessible pages in turn."""
         if wrong := self.remote.fences(far(kernel), c, self.threads):
             raise Stopped("wrong", plain(f"{wrong} ({c})"))
+
+
+@contextmanager
+def wrong_in_step() -> Iterator[None]:
+    """Turn an error of a training step into the verdict on the candidate."""
+    try:
+        yield
+    except (UserError, BrokenKernelError) as e:
+        raise Stopped("wrong", plain(f"in a training step: {e}")) from None
+
+
+def require_room(op: Op, task: ModelSizes) -> None:
+    """Refuse a task with a call whose arrays alone need more memory than the judge shares with a candidate.
+
+    Raises
+    ------
+    UserError
+        With both sizes.
+    """
+    for s in task.shapes(op):
+        if (need := op.bytes(s.sizes, s.adds, s.absent, s.types)) > ROOM // SHARES:
+            raise UserError(
+                f"{op.name} at {s} moves {gb(need)}, and the judge takes {gb(ROOM // SHARES)} at the most; take a "
+                "smaller --model, -B or -T"
+            )
+
+
+def step_of(op: Op, task: ModelSizes, job: Mapping[str, Any]) -> Built:
+    """Trace a training step with the baseline, in which a candidate can take its place.
+
+    Raises
+    ------
+    UserError
+        For a step that does not call the op, or that needs more memory than a candidate's process may allocate.
+    """
+    called = op.name in ab.ops_of(task.model)
+    built = build_only(Settings(**job)) if called else None
+    if not built or not any(c.op is op for c in built.program.calls):
+        where = "" if called else ab.where_it_runs(op)
+        hint = f"add {where}, or leave" if where.startswith("--model") else "leave"
+        raise UserError(f"--in-step: a training step of {task.model} does not call {op.name}; {hint} --in-step out")
+    copied = sum(v.nbytes for v in (*built.program.parameters, *built.program.moments))  # with which both sides begin
+    if (need := built.plan().total_bytes + copied + SPARE) > MOST_BYTES:
+        raise UserError(
+            f"--in-step: a training step of {task.model} at {task.B}x{task.T} needs {gb(need)}, and a candidate's "
+            f"process may allocate {gb(MOST_BYTES)}; take a smaller --model, -B or -T, or leave --in-step out"
+        )
+    return built
 
 
 def far(kernel: Kernel) -> Far:

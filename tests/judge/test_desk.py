@@ -510,6 +510,39 @@ def test_other_losses_in_a_step_are_wrong(judge: Judge, monkeypatch: pytest.Monk
     assert "in a training step: no ratio, because the losses of step" in found.reason
 
 
+def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "rule", lambda *args: pytest.fail("it is judged"))
+
+    def refused(op: str, task: ModelSizes = STEP) -> str:
+        with pytest.raises(UserError) as e:
+            judge.time(GELU, op, task, in_step=True)
+        return str(e.value)
+
+    said = refused("relu_forward")
+    assert said == "--in-step: a training step of gpt2-tiny does not call relu_forward; leave --in-step out"
+    assert "does not call rmsnorm_forward; add --model llama-tiny, or leave" in refused("rmsnorm_forward")
+    said = refused("gelu_forward", ModelSizes("gpt2-355M", 1, 8))
+    assert said.startswith("--in-step: a training step of gpt2-355M at 1x8 needs 9")
+    assert said.endswith(" may allocate 4.29 GB; take a smaller --model, -B or -T, or leave --in-step out")
+    monkeypatch.setattr(session, "ROOM", 1 << 10)
+    assert " moves 16.38 kB, and the judge takes 0.26 kB at the most; take a smaller" in refused("gelu_forward")
+
+
+def test_a_model_that_the_closed_process_cannot_build_is_no_verdict(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = remote.Remote.ask
+
+    def short(self: remote.Remote, do: str, function: remote.Far, **more: Any) -> dict[str, Any]:
+        return {"unbuilt": "the arena needs 9 GB"} if do == "build" else usual(self, do, function, **more)
+
+    monkeypatch.setattr(remote.Remote, "ask", short)
+    monkeypatch.setattr(judge, "checked", lambda kernel: 0)
+    monkeypatch.setattr(judge, "timed", lambda pair, shapes: {"verdict": "faster"})
+    with pytest.raises(UserError, match="--in-step: the closed process cannot build gpt2-tiny: the arena needs 9 GB"):
+        judge.time(GELU, "gelu_forward", STEP, in_step=True)
+
+
 def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
     judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
