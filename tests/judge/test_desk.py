@@ -228,18 +228,34 @@ def test_a_kernel_that_keeps_results_is_told_by_its_times() -> None:
     assert not timing.memory({"A": usual, "B": ([50.0, 120.0], [150.0, 400.0])})
 
 
+def test_a_kernel_that_is_quick_only_while_it_is_timed_is_told_by_its_times() -> None:
+    usual, new = ([1e6] * 3, [1e6, 1.1e6, 1.2e6]), ([2e6] * 3, [2e6, 1.9e6, 2.1e6])
+    measured = {"A": 1e6, "B": 1.2e6}
+    said = timing.memory({"A": usual, "B": new}, measured)
+    assert said.endswith("it takes 1900 us with inputs that it had not seen, and 1200 us while it was timed")
+    assert session.CHEATED.search(said)
+    assert not timing.memory({"A": usual, "B": new})
+    assert not timing.memory({"A": usual, "B": new}, {"A": 0.9e6, "B": 1.2e6})  # the machine is not calm now
+    assert not timing.memory({"A": ([], []), "B": new}, measured)  # all of its calls waited for a core
+    short = {side: ([ns / 1e3 for ns in a], [ns / 1e3 for ns in b]) for side, (a, b) in {"A": usual, "B": new}.items()}
+    assert not timing.memory(short, {"A": 1e3, "B": 1.2e3})
+
+
 @pytest.mark.parametrize("waited", [0, 1], ids=["calm", "its threads wait for a core"])
+@pytest.mark.parametrize("after", [1, 3])
 def test_results_that_are_kept_are_found_wherever_they_lie(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch, waited: int
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, after: int, waited: int
 ) -> None:
-    """A process that answers at once if the arrays hold what they held before; beside load it may be an honest one."""
-    usual, seen = remote.Far.batch, set[bytes]()
+    """A process that is quick once the arrays held the same in so many calls; beside load it may be an honest one."""
+    usual, last, seen = remote.Far.batch, {"A": b"", "B": b""}, dict[bytes, int]()
 
     def quick(self: remote.Far, every: Any, times: int = 1) -> tuple[float, float]:
         usual(self, every, times)
         key = self.side.encode() + every[0][1].tobytes()
-        known = key in seen or seen.add(key)
-        ns = (2e4 if known and self.side == "B" else 1e5) * len(every) * times
+        if after > 1 and key != last[self.side]:
+            seen.clear()
+        last[self.side], seen[key] = key, seen.get(key, 0) + 1
+        ns = (5e4 if seen[key] > after and self.side == "B" else 2e5) * len(every) * times
         return ns, ns * waited
 
     monkeypatch.setattr(remote.Far, "batch", quick)
