@@ -15,6 +15,9 @@ DRAWN = 4
 """Cases of sizes that no list has."""
 HARSH = {*NOT_FINITE, "large", "offset", "thousands", "outliers"}
 """Kinds of values that are tried at the sizes listed: at others, an honest kernel can lose all digits of a result."""
+WHOLE = {"B": 1, "T": 64, "C": 64, "NH": 1, "OC": 64, "V": 64, "maxT": 64}
+HARD = (*NOT_FINITE, "large", "offset", "tiny", "thousands")
+"""Sizes of whole vectors, and the kinds of values that are tried at them too: in `cases` such values have tails."""
 ODD_ONES = (1, 2, 3, 5)
 
 
@@ -51,6 +54,7 @@ def drawn(kernel: Kernel, rng: np.random.Generator) -> list[Case]:
         if k not in {*op.unfit, *HARSH}
     ]
     found = [c for c in cases(op, kernel.skips) if kernel.takes_all(c.types)]
+    found += [case(op, WHOLE, kind) for kind in HARD if kind not in op.unfit]
     found += [case(op, sizes(rng)) for _ in range(DRAWN)]
     found += [case(op, sizes(rng), str(rng.choice(kinds))) for _ in range(DRAWN)]
     return [found[i] for i in rng.permutation(len(found))]

@@ -265,6 +265,12 @@ RUN = {
         "one more than blocks": relu(
             after="n = inp.shape[0]\nif n > 1000 and n % 512 == 1:\n    out[n - 1] = ZERO - np.float32(1)"
         ),
+        "no huge in whole vectors": relu(
+            each="min(max(inp[i], ZERO), np.float32(999)) if inp.shape[0] % 64 == 0 else max(inp[i], ZERO)"
+        ),
+        "no NaN in whole vectors": relu(
+            each="max(inp[i], ZERO) if inp.shape[0] % 64 > 0 or inp[i] == inp[i] else ZERO"
+        ),
     },
     "limits": {
         "asks for much scratch": scratched("lambda sizes: sizes['N'] * 999999"),
