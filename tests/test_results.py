@@ -82,6 +82,7 @@ def test_the_overview_has_both_classes_and_says_what_is_not_measured(results, co
         ]
 
     changed(copy / "benchmarks" / "records" / "zen4" / "suite.json", in_bf16)
+    shutil.rmtree(copy / "benchmarks" / "records" / "zen5")
     results.main([])
     lines = (copy / "docs" / "results" / "README.md").read_text().splitlines()
     zen4, zen5 = (next(line for line in lines if name in line) for name in ("zen4.md", "Zen 5"))

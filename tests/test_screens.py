@@ -246,7 +246,9 @@ def timed():
 def ranked():
     row = {"candidate": "m" * 24, "score": 1.234, "ratio": RATIO, "text": "0" * 64, "against": "optimized"}
     row |= {"machine": "AMD EPYC 9R14 96-Core Processor", "source": "import numpy as np\n" * 9}
-    return {"op": OP, "tries": 1234, "best": [{**row, "verdict": "faster"}, {**row, "verdict": "slower"}]}
+    task = {"model": "gpt2-124M", "B": 16, "T": 1024, "threads": 192}
+    best = [{**row, "verdict": "faster"}, {**row, "verdict": "slower"}]
+    return {"op": OP, "tries": 1234, "task": task, "others": [task, {**task, "B": 1}], "best": best}
 
 
 SCREENS = {

@@ -327,8 +327,8 @@ class Closed:
         No step of it is judged here, which would take wanted values. ``unbuilt`` says why there is none: that is not
         the candidate's fault, which has not run.
         """
-        from ..errors import UserError
         from ..engine import Engine
+        from ..errors import UserError
         from ..lab.ab import Change, InStep
         from ..train.job import Settings, TrainingSteps, data_of, how_of, model_of, sized, sized_model
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import Case, cases, limits, quick_cases
+from cpuopt.check.cases import ODD, Case, case, cases, limits, other_types, quick_cases
 from cpuopt.check.check import check
 from cpuopt.kernels import registry
 
@@ -13,8 +13,20 @@ def is_copy(k: registry.Kernel) -> bool:
     return k.variant == registry.BASE and k.function.__module__.startswith("cpuopt_generated.")
 
 
+USUAL, *OTHERS = ops.OPTIMIZERS.values()
+FUSED = {ops.updated(op, optimizer) for op in ops.ALL.values() if op.updates for optimizer in OTHERS}
+"""Ops that differ from those with the usual optimizer by its rule alone, which is an op too."""
+
+
+def cases_of(op: ops.Op, k: registry.Kernel) -> list[Case]:
+    """List the cases of a kernel: all, or few of each type for an op in `FUSED`."""
+    if op not in FUSED:
+        return cases(op, k.skips)
+    return quick_cases(op, skips=k.skips) + [case(op, ODD, types=types) for types in other_types(op)]
+
+
 VARIANTS = {op: [k for k in registry.KERNELS.values() if k.op is op and not is_copy(k)] for op in ops.ALL.values()}
-EVERY = [(k, case) for op, variants in VARIANTS.items() for k in variants for case in cases(op, k.skips)]
+EVERY = [(k, case) for op, variants in VARIANTS.items() for k in variants for case in cases_of(op, k)]
 EVERY = [(k, case) for k, case in EVERY if k.takes_all(case.types)]
 """The variants one after another, which share the reference's results."""
 
