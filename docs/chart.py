@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
-MACHINE, PROCESSOR = "zen4", "Zen 4"
+MACHINE, PROCESSOR = "zen5", "Zen 5"
 """The machine of the chart: the folder of its records, and its processor in words."""
 MODES = {
     "torch-eager": "eager, float32",
