@@ -247,11 +247,11 @@ class Judge:
         roofs = rates.stored().get(self.threads)
         cases = [entry(c, roofs) for c in found["cases"]]
         ratio = geometric_mean([c["ratio"] for c in cases])
-        word = "inconclusive" if found["verdict"] == "no difference shown" else found["verdict"]
-        reason = found["why"]
+        alike = found["verdict"] == "no difference shown"
+        word, reason = "inconclusive" if alike else found["verdict"], found["why"]
         if accused := ab.beyond_roofs([f"the {usual.variant} kernel", "the candidate"], found["cases"], roofs):
             word, reason = "inconclusive", accused[-1]
-        if word in ("slower", FASTER) and ratio["low"] < FAR_SLOWER and any(p.busy for p in pairs):
+        elif not alike and ratio["low"] < FAR_SLOWER and any(p.busy for p in pairs):
             word, reason = "inconclusive", "threads waited for a core in more than half of all rounds: others run here"
         saves = found["a_ms"] - found["b_ms"]
         return {
