@@ -224,8 +224,8 @@ def test_it_does_not_compile() -> None:
     result = check(Kernel(ops.sumsq, "mutant", vanilla(ops.sumsq), make=make), {"N": 3})
     assert (result.verdict, result.ratio) == ("FAIL", np.inf)
     assert result.reason.startswith("does not compile, or has no scratch size: TypingError: ")
-    kernel = mutant(ops.sumsq, vanilla(ops.sumsq), (Scratch("partial", "64"),))  # type: ignore[arg-type]
-    assert check(kernel, {"N": 3}).reason.startswith("does not compile, or has no scratch size: TypeError: ")
+    kernel = mutant(ops.sumsq, vanilla(ops.sumsq), (Scratch("partial", "N + 1"),))  # type: ignore[arg-type]
+    assert check(kernel, {"N": 3}).reason.startswith("does not compile, or has no scratch size: ValueError: ")
 
 
 @EVERY
