@@ -49,7 +49,7 @@ class Tile:
     fused : whether the machine has a fused multiply-add; without it, LLVM is left to choose.
     dot : whether the machine has an instruction for pairs of bfloat16.
     ahead : whether a weight's gradient leaves memory time to fetch what its update reads. So it is on Zen 5, which has
-        ``avxvnni`` beside ``avx512bf16``, and not on Zen 3 and Zen 4.
+        ``avxvnni`` beside ``avx512bf16``, and not on Zen 3 and Zen 4. Sapphire Rapids has both, and was not measured.
     """
 
     lanes: int
