@@ -34,6 +34,7 @@ from .kernels.toolkit import threads
 from .nn.initial import initialize
 from .ops.declaration import Spec
 from .ops.rounding import draw_of
+from .ops.storage import WIDE
 from .program import arena
 from .program.optimizer import in_range, numbers
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
@@ -70,7 +71,7 @@ def mean_of(losses: Iterable[float], counts: Iterable[float]) -> float:
 
 
 def exclusive(method: F) -> F:
-    """Refuse a call of an engine's method while another one runs, or after one that left the weights half updated."""
+    """Run an engine's method on its threads; refuse it while another runs, or after one left weights half updated."""
 
     @wraps(method)
     def call(self: Engine, *args: Any, **given: Any) -> Any:
@@ -85,6 +86,7 @@ def exclusive(method: F) -> F:
                     f"{method.__name__}: {self.torn}() ended within its update, so the weights are partly those "
                     "before it and partly those after; build a new engine, and go on from weights that were saved"
                 )
+            threads.set_threads(self.threads)
             return method(self, *args, **given)
 
     return cast(F, call)
@@ -289,7 +291,6 @@ class Engine:
             self._collect()
 
     def _run(self, *phases: Phase) -> None:
-        threads.set_threads(self.threads)
         for phase in phases:
             if phase == "forward":
                 self._convert()
@@ -336,8 +337,11 @@ class Engine:
 
         Parameters
         ----------
-        what : the method's name, for the message.
+        what : the method's name, for the message. Within another such block it changes nothing.
         """
+        if self.torn:
+            yield
+            return
         with deferred():
             self.torn = what
             yield
@@ -443,8 +447,9 @@ class Engine:
                 raise UserError(f"{n}: {' and '.join(o.name for o in self.optimizers)} has no such number")
         exact = numbers(self.optimizers, given, **rates)
         exact |= {Scalar("step", o.name): self.step_number + 1 for o in self.optimizers}
-        draw = draw_of(self.dropout_seed, self.step_number + 1)
-        exact |= {Scalar("draw", o.name): draw for o in self.optimizers}
+        if self.options.moments != WIDE:  # else nothing is rounded at random
+            draw = draw_of(self.dropout_seed, self.step_number + 1)
+            exact |= {Scalar("draw", o.name): draw for o in self.optimizers}
         for scalar, number in exact.items():
             self._loaded.set(scalar, number)
         first = {n: x for n, x in given.items() if n not in names}
@@ -470,7 +475,6 @@ class Engine:
                 self.array(self.program.adjoint[self.program.outputs[0]]).fill(share)
                 self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
                 self._run("forward")
-                threads.set_threads(self.threads)
                 if not self.two_pass:
                     updating.enter_context(self._whole("step"))
                 self.runner(backward)
@@ -478,7 +482,7 @@ class Engine:
         finally:
             self._draw(0)
         self._run("norm")
-        return self._of_this_rank(losses), sum(float(x) for terms in self._norms for x in terms)
+        return self._of_this_rank(losses), sum(x for terms in self._norms for x in terms.tolist())
 
     def _of_this_rank(self, numbers: Iterable[float]) -> Array:
         """Return an array over all micro-batches of a step, with a number for each of this rank and 0 for others."""

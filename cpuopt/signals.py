@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's own getsignal makes an enumeration of each answer
 import _thread
 import os
 import signal
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = tuple(signal.valid_signals())
-"""All signals; asking for them takes longer than a small kernel."""
+"""All signals."""
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {s: h for s in SIGNALS if callable(h := signal.getsignal(s))}
+    handlers = {s: h for s in SIGNALS if callable(h := _signal.getsignal(s))}
     waiting: list[int] = []
     held = True
 

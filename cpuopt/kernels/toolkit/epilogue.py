@@ -12,7 +12,7 @@ file takes that of vanilla.
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -29,6 +29,7 @@ from .rounding import rounded_of
 from .tuples import joined, rows_of, taken
 
 ONE = np.float32(1)
+by_row = partial(helper, _nrt=False)  # counting references to all arrays of `to` would take a third as long as a row
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def storing(bias: bool) -> Epilogue:
     def place(to, own, row, rows):
         return to[0], row, to[1]
 
-    @helper()
+    @by_row()
     def store_bias(to, sums, row, rows):
         if to[2].shape[0] > 0:
             for i in range(rows):
@@ -155,7 +156,7 @@ def storing(bias: bool) -> Epilogue:
 
     finish_bias, rows = (store_bias, rows_with_bias) if bias else (no_bias, rows_of_weight)
 
-    @helper()
+    @by_row()
     def finish(to, grad, sums, row, rows):
         finish_bias(to, sums, row, rows)
 
@@ -221,7 +222,7 @@ class Step:
         draw, place = self.arrays.index("draw"), self.arrays.index(f"{self.parameters[k]}_first" if k else "first")
         index_of = first_of_row if self.made and not k else first_of_slice
 
-        @helper()
+        @by_row()
         def step(to, at, grad, scale):
             parts = rows(to[arrays], at)
             if is_half(to[first_state]):
@@ -245,7 +246,7 @@ class Step:
             return Epilogue(True, nothing, None, None, None, None, no_end, step)
         sumsq, partial = self.arrays.index("sumsq"), self.arrays.index("partial")
 
-        @helper()
+        @by_row()
         def step_row(to, n, grad, i):
             step(to, n, grad, ONE)
             to[partial][i] = squares(grad)
@@ -258,7 +259,7 @@ class Step:
             C = to[0].shape[1]
             return own[: rows * C].reshape(rows, C), 0, False
 
-        @helper()
+        @by_row()
         def finish(to, grad, sums, row, rows):
             finish_rows(to, grad, row, rows)
             finish_bias(to, sums, row, rows)
@@ -284,7 +285,7 @@ class Step:
         def begin(to):
             fill(to[partial], 0)
 
-        @helper()
+        @by_row()
         def finish_rows(to, grad, row, rows):
             for i in range(rows):
                 step_row(to, row + i, grad[i], row + i)
@@ -305,7 +306,7 @@ class Step:
                 if aside:
                     fill(to[held][t], 0)
 
-        @helper()
+        @by_row()
         def finish_rows(to, grad, row, rows):
             for i in range(rows):
                 n = row + i
@@ -321,7 +322,7 @@ class Step:
     def _bias(self) -> Any:
         step, bias, partial = self.step(1), self.each, self.arrays.index("partial")
 
-        @helper()
+        @by_row()
         def finish_bias(to, sums, row, rows):
             if to[bias].shape[0] > 0:
                 db = sums[:rows]
