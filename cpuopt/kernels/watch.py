@@ -20,6 +20,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from .toolkit import waiting
+
 LIBRARIES: tuple[ModuleType, ...] = (np, np.random, np.linalg, np.lib.stride_tricks, math, time, os, json, numba)
 LIBRARIES += (sys.modules["builtins"],)
 """Modules whose functions judges, references and clocks use."""
@@ -115,5 +117,5 @@ def repin(before: set[Scheduled]) -> None:
 
 
 def python_threads() -> set[int]:
-    """Return the ids of Python's threads."""
-    return {t.ident for t in threading.enumerate() if t.ident is not None}
+    """Return the ids of Python's threads, without those by which this package chooses how threads wait."""
+    return {t.ident for t in threading.enumerate() if t.ident is not None and t not in waiting.OURS}

@@ -73,10 +73,11 @@ def test_two_runs_side_by_side_both_leave_cores_and_return_when_one_ends():
 
 
 BURNT = """
-import json, os, sys, time
+import json, os, sys, threading as python, time
 import numpy as np
 from cpuopt import machine
 from cpuopt.kernels.toolkit import waiting, threads
+from cpuopt.kernels.watch import python_threads
 load = [0.0]
 machine.Others.cores = lambda self: load[0]
 os.cpu_count = lambda: 2
@@ -100,7 +101,7 @@ def until(now):
     end = time.monotonic() + 60
     while machine._waiting["now"] != now and time.monotonic() < end:
         time.sleep(0.05)
-    return [now, burnt(), dict(machine._waiting)]
+    return [now, burnt(), dict(machine._waiting), sorted(python_threads()), python.active_count()]
 region(np.zeros(2))
 if machine._waiting["now"] == "runtime":
     sys.exit("the threads of this machine are not libgomp's")
@@ -133,10 +134,16 @@ def clean_environment():
 
 
 def test_threads_of_libgomp_burn_processor_time_only_while_they_spin(burnt):
-    for now, ms, state in burnt:
+    for now, ms, state, *_ in burnt:
         assert state["now"] == now
         assert (ms > 1) == (now == "spin"), burnt  # time of the processor, which other processes do not change
-    assert [state["changes"] for _, _, state in burnt] == [0, 1, 2, 3, 4]
+    assert [state["changes"] for _, _, state, *_ in burnt] == [0, 1, 2, 3, 4]
+
+
+def test_a_kernel_is_not_accused_of_the_threads_that_make_others_sleep(burnt):
+    alive = {now: count for now, *_, count in burnt}
+    assert alive["sleep"] > alive["spin"]
+    assert all(watched == burnt[0][3] for *_, watched, _ in burnt)
 
 
 TRAINED = """

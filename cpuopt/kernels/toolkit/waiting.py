@@ -11,9 +11,11 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from ... import machine
 
@@ -24,6 +26,18 @@ BUSY, FREE = 0.5, 0.25
 """Cores that others use beyond those left to them: above the first, threads sleep; below the second, they may spin."""
 TO_SLEEP, TO_SPIN = 2, 4
 """Looks that must agree. One second of sleep in place of spinning costs a small model 4 % of ten seconds."""
+
+
+OURS = WeakSet[threading.Thread]()
+"""The threads of this module. They come and go with the load, so a kernel is not accused of them."""
+
+
+def _started(run: Callable[[], None], name: str) -> threading.Thread:
+    """Start a thread of this module."""
+    thread = threading.Thread(target=run, daemon=True, name=name)
+    OURS.add(thread)  # before anybody can see it
+    thread.start()
+    return thread
 
 
 class Waits:
@@ -71,8 +85,7 @@ class Guests:
             there.set()
             self._over.wait()
 
-        self._thread = threading.Thread(target=stay, daemon=True, name="cpuopt-guests")
-        self._thread.start()
+        self._thread = _started(stay, "cpuopt-guests")
         there.wait()
 
     def leave(self) -> None:
@@ -98,7 +111,7 @@ class Switch:
 
     def follow(self) -> None:
         """Follow the load from now on, in a thread that looks at it four times a second."""
-        threading.Thread(target=self._run, daemon=True, name="cpuopt-waiting").start()
+        _started(self._run, "cpuopt-waiting")
 
     def _run(self) -> None:
         choice = Waits((os.cpu_count() or 1) - self.n)
