@@ -404,6 +404,8 @@ class Engine:
             done = Step(mean_of(losses, counts), norm, int(counts.sum()))
             if not done.counted or (accept and not accept(done)):
                 return done
+            if accept:
+                threads.set_threads(self.threads)  # which it may have changed, as by running another engine
             updating.enter_context(self._whole("step"))
             self.step_number += 1
             for optimizer in self.optimizers:

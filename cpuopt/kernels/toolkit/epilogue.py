@@ -29,7 +29,7 @@ from .rounding import rounded_of
 from .tuples import joined, rows_of, taken
 
 ONE = np.float32(1)
-by_row = partial(helper, _nrt=False)  # counting references to all arrays of `to` would take a third as long as a row
+by_row = partial(helper, _nrt=False)  # else numba counts references to every array of `to` at each row
 
 
 @dataclass(frozen=True)
