@@ -317,3 +317,20 @@ def test_inputs_that_do_not_suit_the_model(inputs, words):
             return F.cross_entropy(self.fc(x), y)
 
     assert words in refused(Engine, One(), inputs)
+
+
+def test_an_update_runs_on_the_threads_of_its_engine_whatever_accept_has_run():
+    engine = gpt2(threads=2)  # all gradients come before the update, since nothing is fused
+    counts, runner = [], engine.runner
+
+    def counting(calls):
+        counts.append(numba.get_num_threads())
+        runner(calls)
+
+    def accept(step):
+        numba.set_num_threads(1)
+        return True
+
+    engine.runner = counting
+    engine.step(**batch(), accept=accept)
+    assert {*counts} == {2}
