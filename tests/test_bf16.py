@@ -23,6 +23,7 @@ from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.registry import Kernel
+from cpuopt.kernels.toolkit.epilogue import copy_weights
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.pairs import load_pair
 from cpuopt.kernels.toolkit.simd import HOST, LANES, MR, NR, at, host_features, product_of
@@ -54,17 +55,41 @@ def floats(n=1 << 18):
     return np.concatenate([some.view(F32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, 3.4e38] * 8, F32)])
 
 
-@pytest.mark.parametrize("by", [convert, convert_vectors])
-def test_every_number_is_rounded_as_ml_dtypes_rounds_it(by):
+@jit.helper()
+def convert_past_the_caches(to, x):
+    copy_weights(to, x, True)
+
+
+def at_a_line(n):
+    """Room for 128 bfloat16 more than n, and where in it the second cache line begins."""
+    room = np.full(n + 128, 7, BF16)
+    return room, -room.ctypes.data % 64 // 2 + 32
+
+
+@pytest.mark.parametrize(
+    ("by", "beyond"),
+    [(convert, 0), (convert_vectors, 0), (convert_past_the_caches, 0), (convert_past_the_caches, 1)],
+)
+def test_every_number_is_rounded_as_ml_dtypes_rounds_it(by, beyond):
     x = floats()
     x = x[: len(x) // LANES * LANES]
-    got = np.empty(len(x), BF16)
+    room, first = at_a_line(len(x))
+    got = room[first + beyond : first + beyond + len(x)]
     by(got, x)
     with np.errstate(invalid="ignore"):
         want = x.astype(BF16)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
     some = ~np.isnan(x)
     np.testing.assert_array_equal(got.view(np.uint16)[some], want.view(np.uint16)[some])
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 96, 768])
+def test_a_row_of_weights_alone_is_copied(n):
+    room, first = at_a_line(n)
+    copy_weights(room[first : first + n], np.arange(n, dtype=F32), True)
+    want = np.full(n + 128, 7, BF16)
+    want[first : first + n] = np.arange(n, dtype=F32)
+    np.testing.assert_array_equal(room, want)
 
 
 @pytest.mark.parametrize("by", [convert, convert_vectors])

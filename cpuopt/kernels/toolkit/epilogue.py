@@ -24,11 +24,14 @@ from ...ops.declaration import Op
 from ...ops.optimizer import Optimizer
 from ..compile.jit import helper
 from ..registry import BASE
-from .pairs import is_half
+from .lanes import load
+from .pairs import begins_line, is_half, stream
 from .rounding import rounded_of
+from .simd import LANES, LINE
 from .tuples import joined, rows_of, taken
 
 ONE = np.float32(1)
+HELD = 2**16  # elements; copies of smaller weights are of a model whose weights and moments stay in the cache
 by_row = partial(helper, _nrt=False)  # else numba counts references to every array of `to` at each row
 
 
@@ -45,12 +48,13 @@ class Epilogue:
     rows : ``rows(to)`` counts the rows; of a frozen weight, those of its bias.
     place : ``place(to, own, row, rows)`` returns the array in which some rows are summed, the place of the first, and
         whether to add to what is there. `own` is memory of the thread.
-    finish : ``finish(to, grad, sums, row, rows)`` gets them in the first rows of `grad`, and those of the bias.
+    finish : ``finish(to, grad, sums, row, rows)`` gets them in the first rows of `grad`, and the bias's in `sums`.
     again : ``again(to, more)`` returns `to` for another block of tokens, if there are more.
+    sums : ``sums(to)`` returns whether there is a bias, for which `finish` needs sums.
     end : ``end(to, rows)`` comes last.
     step : ``step(to, at, grad, scale)`` takes the step of a part of the first parameter, by an index or a slice.
     row : ``row(to, n, grad, i)`` takes that of row n, and keeps the squares of its gradient as the i-th for `end`.
-    reads : the elements of `to` whose rows `finish` reads and writes.
+    reads : the elements of `to` whose rows `finish` reads.
     """
 
     steps: bool
@@ -59,6 +63,7 @@ class Epilogue:
     place: Any
     finish: Any
     again: Any
+    sums: Any
     end: Any
     step: Any = None
     row: Any = None
@@ -81,6 +86,12 @@ def no_bias(to, sums, row, rows):
     """Do nothing."""
 
 
+@helper(inline="always")
+def no_sums(to):
+    """Return False."""
+    return False
+
+
 @helper()
 def no_end(to, rows):
     """Do nothing."""
@@ -100,6 +111,24 @@ def copy_row(to, x):
     """Copy a row."""
     for i in range(x.shape[0]):
         to[i] = x[i]
+
+
+@helper()
+def copy_weights(to, x, past):
+    """Round a row of weights into their copy.
+
+    Parameters
+    ----------
+    past : whether to store whole cache lines past the caches. It spares reading them, and they are read again only when
+        a step has moved all weights and moments through the caches. What follows sees them: taking a ticket and leaving
+        a parallel loop are locked instructions, which wait for such stores.
+    """
+    n = x.shape[0]
+    if past and n % (2 * LINE) == 0 and begins_line(to):
+        for i in range(0, n, 2 * LANES):
+            stream(to, i, load(x, i), load(x, i + LANES))
+    else:
+        copy_row(to, x)
 
 
 @helper()
@@ -154,13 +183,17 @@ def storing(bias: bool) -> Epilogue:
     def rows_with_bias(to):
         return max(to[0].shape[0], to[2].shape[0])
 
-    finish_bias, rows = (store_bias, rows_with_bias) if bias else (no_bias, rows_of_weight)
+    @helper(inline="always")
+    def is_there(to):
+        return to[2].shape[0] > 0
+
+    finish_bias, rows, sums = (store_bias, rows_with_bias, is_there) if bias else (no_bias, rows_of_weight, no_sums)
 
     @by_row()
     def finish(to, grad, sums, row, rows):
         finish_bias(to, sums, row, rows)
 
-    return Epilogue(False, nothing, rows, place, finish, again, no_end)
+    return Epilogue(False, nothing, rows, place, finish, again, sums, no_end)
 
 
 @cache
@@ -235,7 +268,7 @@ class Step:
         def step_and_copy(to, at, grad, scale):
             step(to, at, grad, scale)
             if to[copy].shape[0] > 0:
-                copy_row(to[copy][at], to[0][at])
+                copy_weights(to[copy][at], to[0][at], to[copy].size > HELD)
 
         return step if k else step_and_copy
 
@@ -243,7 +276,7 @@ class Step:
         """Make the epilogue."""
         step = self.step(0)
         if not self.made:
-            return Epilogue(True, nothing, None, None, None, None, no_end, step)
+            return Epilogue(True, nothing, None, None, None, None, None, no_end, step)
         sumsq, partial = self.arrays.index("sumsq"), self.arrays.index("partial")
 
         @by_row()
@@ -252,7 +285,7 @@ class Step:
             to[partial][i] = squares(grad)
 
         begin, finish_rows = (self._with_rows if "slot" in self.arrays else self._rows)(step_row)
-        finish_bias = self._bias() if len(self.parameters) > 1 else no_bias
+        finish_bias, sums = self._bias() if len(self.parameters) > 1 else (no_bias, no_sums)
 
         @helper()
         def place(to, own, row, rows):
@@ -275,8 +308,8 @@ class Step:
                 total += to[partial][n]
             to[sumsq][0] = total
 
-        reads = (*range(self.each), self.arrays.index("copy"))
-        return Epilogue(True, begin, rows_of_weight, place, finish, again, end, step, step_row, reads)
+        reads = (*range(self.each),)
+        return Epilogue(True, begin, rows_of_weight, place, finish, again, sums, end, step, step_row, reads)
 
     def _rows(self, step_row: Any) -> tuple[Any, Any]:
         partial = self.arrays.index("partial")
@@ -319,7 +352,7 @@ class Step:
 
         return begin, finish_rows
 
-    def _bias(self) -> Any:
+    def _bias(self) -> tuple[Any, Any]:
         step, bias, partial = self.step(1), self.each, self.arrays.index("partial")
 
         @by_row()
@@ -330,4 +363,8 @@ class Step:
                 for i in range(rows):
                     to[partial][row + i] += db[i] * db[i]
 
-        return finish_bias
+        @helper(inline="always")
+        def is_there(to):
+            return to[bias].shape[0] > 0
+
+        return finish_bias, is_there

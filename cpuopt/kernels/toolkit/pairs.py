@@ -16,7 +16,7 @@ from ..compile.jit import helper
 from ..compile.numba_internals import populate_array
 from ..compile.storage import bfloat16, full
 from .lanes import INT, Lanes, load, load_some, store, store_some, vector
-from .simd import F32, HOST, I16, I32, LANES, PER_WORD, Emit, unit_of
+from .simd import F32, HOST, I16, I32, I64, LANES, LINE, PER_WORD, Emit, unit_of
 
 ZERO = np.float32(0)
 
@@ -186,6 +186,35 @@ def half_store(second):
 
 
 store_first, store_second = half_store(False), half_store(True)
+
+
+@intrinsic
+def stream(typingctx, to, i, x, y):
+    """Round x and y to bfloat16 and store them behind each other, past the caches; element i begins a line of these."""
+
+    def codegen(context, builder, signature, args):
+        emit, (to, i, x, y) = Lanes(context, builder), args
+        x, y = (bfloat16.narrow(builder, part) for part in (x, y))
+        every = ir.Constant(ir.VectorType(I32, 2 * LANES), list(range(2 * LANES)))
+        place = emit.point(signature.args[0], to, i)
+        stored = emit.store(builder.shuffle_vector(x, y, every), place, align=4 * LANES)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(to, INT, vector, vector), codegen
+
+
+@intrinsic
+def begins_line(typingctx, x):
+    """Return whether an array begins where a cache line does."""
+
+    def codegen(context, builder, signature, args):
+        place = builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, I64)
+        return builder.icmp_unsigned("==", builder.and_(place, I64(4 * LINE - 1)), I64(0))
+
+    return types.boolean(x), codegen
+
+
 rounded = rounder_of(HOST)
 
 
