@@ -340,7 +340,7 @@ def test_a_swap_of_the_residuals_backward_keeps_it():
 
 
 def test_names():
-    names = ("gate", "residual", "layernorm", "gelu", "classifier", "update", "recompute")
+    names = ("gate", "residual", "layernorm", "adapter", "gelu", "classifier", "update", "recompute")
     assert parse("all") == tuple(FUSIONS) == names
     assert parse("none") == ()
     for text, word in (("all,none", "all"), ("none,update", "none"), ("update,all", "all")):
@@ -609,6 +609,78 @@ def test_which_heads_the_classifier_takes(forward, alone, after_all):
     assert count(program, "classifier_forward") == after_all
     program = build(Model(forward), INPUTS, fuse=("classifier",)).program
     assert count(program, "classifier_backward") == alone
+
+
+def adapter(self, x, y):
+    return F.cross_entropy(self.a(x) + F.linear(self.b(x), self.c.weight), y)
+
+
+def adapter_first(self, x, y):
+    return F.cross_entropy(F.linear(self.b(x), self.c.weight) + self.a(x), y)
+
+
+def adapter_without_bias(self, x, y):
+    return F.cross_entropy(F.linear(x, self.a.weight) + F.linear(self.b(x), self.c.weight), y)
+
+
+def adapter_with_bias(self, x, y):
+    return F.cross_entropy(self.a(x) + self.c(self.b(x)), y)
+
+
+def adapter_read_elsewhere(self, x, y):
+    added = F.linear(self.b(x), self.c.weight)
+    return F.cross_entropy(F.gelu(self.a(x) + added) + added, y)
+
+
+def adapter_that_is_returned(self, x, y):
+    added = F.linear(self.b(x), self.c.weight)
+    return F.cross_entropy(self.a(x) + added, y), added
+
+
+def adapter_in_more_axes(self, x, y):
+    part = F.reshape(F.linear(self.b(x), self.c.weight), (2, 4, 6))
+    return F.cross_entropy(F.reshape(F.reshape(self.a(x), (2, 4, 6)) + part, (8, 6)), y)
+
+
+def adapter_in_other_rows(self, x, y):
+    part = F.reshape(F.linear(self.b(x), self.c.weight), (6, 8))
+    return F.cross_entropy(F.reshape(F.reshape(self.a(x), (6, 8)) + part, (8, 6)), y)
+
+
+@pytest.mark.parametrize(
+    ("forward", "taken"),
+    [
+        (adapter, 1),
+        (adapter_first, 1),
+        (adapter_without_bias, 1),
+        (adapter_with_bias, 0),
+        (adapter_read_elsewhere, 0),
+        (adapter_that_is_returned, 0),
+        (adapter_in_more_axes, 1),
+        (adapter_in_other_rows, 0),
+        (earlier_writer, 0),
+    ],
+)
+def test_which_sums_of_two_products_become_one_call(forward, taken):
+    """Those of products that nothing else reads, if one has no bias."""
+    program = assert_the_same_by_all_routes(forward)
+    assert count(program, "matmul_adapter_forward") == taken
+    (call,) = [c for c in program.calls if c.op.name == "matmul_adapter_forward"] or [None]
+    if call:
+        assert (call.args["weight"].name, call.args["up"].name) in (("a.weight", "c.weight"), ("c.weight", "a.weight"))
+        assert (call.args["bias"] is None) == (forward is adapter_without_bias)
+
+
+@pytest.mark.parametrize("part", ["residual_forward", "matmul_forward"])
+def test_a_swap_keeps_an_adapter_apart(part):
+    built = build(
+        Model(adapter),
+        INPUTS,
+        choice=Choice("vanilla", [f"{part}=blas" if part[0] == "m" else f"{part}=optimized"]),
+        fuse=("adapter",),
+    )
+    assert count(built.program, "matmul_adapter_forward") == 0
+    assert "from being rewritten" in "".join(built.notes)
 
 
 STEPS = st.tuples(st.sampled_from(["add", "add", "gelu", "norm", *"abcd"]), st.integers(0, 9), st.integers(1, 9))

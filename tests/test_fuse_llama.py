@@ -19,7 +19,7 @@ B, T, LAYERS = 2, 16, TINY.num_hidden_layers
 LINEARS = 7 * LAYERS
 BLOCKS = [f"model.layers.{i}.mlp" for i in range(LAYERS)]
 ALL = tuple(FUSIONS)
-EXACT = {("residual",), ("layernorm",), ("gelu",), ("recompute",)}
+EXACT = {("residual",), ("layernorm",), ("adapter",), ("gelu",), ("recompute",)}
 """What the naive kernels compute to the last bit alike; a fused gate rounds otherwise."""
 TAKEN = {
     "gate": {
@@ -31,6 +31,7 @@ TAKEN = {
         **dict.fromkeys(("residual_forward", "rmsnorm_forward"), -2 * LAYERS),
         "residual_rmsnorm_forward": 2 * LAYERS,
     },
+    "adapter": {},  # a model has none but by --lora
     "gelu": {},  # SiLU alone has no op that fuses it with a product
     "classifier": {
         **dict.fromkeys(("matmul_forward", "matmul_backward_input", "matmul_backward_weight"), -1),

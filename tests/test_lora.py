@@ -106,6 +106,15 @@ def test_steps_change_the_adapters_alone_and_a_frozen_weight_is_bfloat16_alone()
     assert plans["float32"] - plans["bfloat16"] == 2 * wide
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_is_added_as_its_layer_is_computed(dtype):
+    engine, *_ = engine_of("llama", dtype=dtype)
+    ops = [c.op.name for c in engine.program.phase("forward")]
+    adapters = {p.name for p in engine.program.trained if "lora_B" in p.name}
+    assert ops.count("matmul_adapter_forward") == len(adapters) > 0
+    assert {c.args["up"].name.removesuffix(".bfloat16") for c in engine.program.calls if "up" in c.args} >= adapters
+
+
 def test_dropout_is_in_steps_alone_and_the_same_for_any_threads():
     engine, _, batch = engine_of("llama", lora=CASES["llama"] + ",dropout=0.5")
     first = engine.step(**batch, **ADAMW).loss
@@ -270,7 +279,7 @@ def test_an_adapter_whose_product_overflows_is_named(base, adapter, tmp_path, ca
         ["convert", str(adapter), str(tmp_path / "out"), "--merge", "--base", str(base)],
     ):
         assert cli.main(command) == 2
-        (line,) = capfd.readouterr().err.splitlines()
+        line = capfd.readouterr().err.splitlines()[-1]  # behind those of compiling
         assert f"{str(adapter)!r}: what this adapter adds to 'model.layers.0." in line
         assert "is more than float32 holds; expected smaller numbers or alpha: take another adapter" in line
     assert not (tmp_path / "out").exists()

@@ -168,6 +168,7 @@ def case(
         "NKV": 1,
         "G": 1,
         "P": max(1, sizes["C"] // sizes["NH"] // 2),
+        "R": max(1, sizes["C"] // 8),
         **sizes,
     }
     return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types or {})

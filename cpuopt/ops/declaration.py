@@ -114,8 +114,8 @@ B, T, C, OC, NH, V = symbols("B T C OC NH V")
 maxT, BT, N = symbols("maxT BT N")
 S, HS, NKV = symbols("S HS NKV")
 """Symbols for the positions of a cache, the channels of a head, and the heads of keys and values."""
-G, P = symbols("G P")
-"""Symbols for the groups of channels in a row, and for the pairs of channels in a head."""
+G, P, R = symbols("G P R")
+"""Symbols for the groups of channels in a row, the pairs of channels in a head, and the rank of an adapter."""
 MERGES = {"BT", "N"}
 """Symbols that stand for all leading axes of a value together: a (B, T, C) value is passed as (BT, C), or as (N,)."""
 

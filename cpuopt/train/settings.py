@@ -124,7 +124,7 @@ class Settings:
     )
     fuse: str = setting(
         "auto",
-        "Apply these rewrites: gate, residual, layernorm, gelu, classifier, update, recompute.",
+        "Apply these rewrites: gate, residual, layernorm, adapter, gelu, classifier, update, recompute.",
         metavar="all|none|NAME,...",
     )
     recompute: str | int = setting(

@@ -277,9 +277,14 @@ def prefers_tokens(M, K, N):
     return 2 * N * K < M * (K + N)
 
 
+def forward_rows(M, K, N):
+    """Count the rows in the panels of a forward of M tokens."""
+    return up(N if prefers_tokens.py_func(M, K, N) else M, NR)
+
+
 def forward_panels(M, K, N):
     """Count the floats of the panels of a forward of M tokens."""
-    return up(N if prefers_tokens.py_func(M, K, N) else M, NR) * K
+    return forward_rows(M, K, N) * K
 
 
 @helper()
@@ -307,8 +312,8 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
     """Make the forward of rows of floats, or of words, of which a panel has `lines`; `prefers`: to pack the weight."""
 
     @helper()
-    def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
-        """Compute rows n0..n1 of `weight` times tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
+    def forward_sums(sums, weight, panels, m0, m1, n0, n1, most, add):
+        """Compute or add rows n0..n1 of `weight` times tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
         K = weight.shape[1]
         groups = count_groups(n1 - n0, K)
         for k in range(0, K, most):
@@ -323,14 +328,15 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                     ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
                     step = 2 * ceil(NR, groups) * lines
                 to = at(sums, (m - m0) * TALL)
+                adding = add or k > 0
                 if m1 - m > LANES:
-                    multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+                    multiply(n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
                 else:
-                    multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+                    multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
 
     @helper()
-    def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most):
-        """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias.
+    def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most, add):
+        """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias, or add to it.
 
         A bfloat16 gets the whole sum, of one block of k.
         """
@@ -345,7 +351,7 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                 to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
                 ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
                 step = 2 * ceil(NR, groups) * lines
-                x, adding = at(inp, m0 * K + k), k > 0
+                x, adding = at(inp, m0 * K + k), add or k > 0
                 if N - n > LANES:
                     multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
                 else:
@@ -357,18 +363,29 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                 if direct and k + depth == K and bias.shape[0] > 0:
                     add_bias(out, bias, m0, m1, n, min(n + NR, N))
 
-    @helper(parallel=True)
+    @helper()
     def forward(out, inp, weight, bias, panels, sums, queue):
+        """Compute a linear layer."""
+        forward_two(out, inp, weight, bias, inp[:0], weight[:0], panels, panels[:0], sums, queue)
+
+    @helper(parallel=True)
+    def forward_two(out, inp, weight, bias, low, up, panels, more, sums, queue):
+        """Compute a linear layer, and add low times `up` to float32, if there are any; `more` are their panels."""
         M, K = inp.shape
-        N = weight.shape[0]
+        N, R, two = weight.shape[0], low.shape[1], low.shape[0] > 0
         threads = sums.shape[0] // FORWARD_SCRATCH
         slices = ceil(K, SLICE)
         many = prefers(M, K, N)
-        packed = weight if many else inp
-        for i in prange(ceil(packed.shape[0], NR) * slices):
-            lo = i % slices * SLICE
-            pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
+        packed, second = (weight, up) if many else (inp, low)
+        tasks = ceil(packed.shape[0], NR) * slices
+        for i in prange(tasks + ceil(second.shape[0], NR)):
+            if i < tasks:
+                lo = i % slices * SLICE
+                pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
+            else:
+                pack_tokens(more, second, (i - tasks) * NR, 0, R)
         depth = K if M <= NR or (many and is_half(out)) else even(K, DEPTH, LINE)
+        depth_two = even(R, DEPTH, LINE)
         m_chunks, step = (token_pieces(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
         most, unit = (COLUMNS, NR) if many else (TALL, LANES)
         n_chunks = pieces(N, most, unit, m_chunks, threads)
@@ -381,16 +398,20 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                 m0, m1 = piece(m, m_chunks, M, step), piece(m + 1, m_chunks, M, step)
                 n0, n1 = piece(n, n_chunks, N, unit), piece(n + 1, n_chunks, N, unit)
                 if many:
-                    forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth)
+                    forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth, False)
+                    if two:
+                        forward_tokens(out, low, more, bias[:0], mine, m0, m1, n0, n1, depth_two, True)
                 else:
-                    forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
+                    forward_sums(mine, weight, panels, m0, m1, n0, n1, depth, False)
+                    if two:
+                        forward_sums(mine, up, more, m0, m1, n0, n1, depth_two, True)
                     forward_store(out, bias, mine, m0, m1, n0, n1)
                 chunk = take(queue, t)
 
-    return forward
+    return forward, forward_two
 
 
-linear = forward_by(multiply, multiply_narrow, pack_tokens, 1, prefers_tokens)
+linear, add_linear = forward_by(multiply, multiply_narrow, pack_tokens, 1, prefers_tokens)
 
 
 @kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)

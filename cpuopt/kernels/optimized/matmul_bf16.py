@@ -79,7 +79,7 @@ def prefers_word_tokens(M, K, N):
     return prefers_tokens(M, K, N) and N % (ALIASED // 2) > 0
 
 
-linear = forward_by(multiply, multiply_narrow, pack_tokens, PER_WORD, prefers_word_tokens)
+linear, add_linear = forward_by(multiply, multiply_narrow, pack_tokens, PER_WORD, prefers_word_tokens)
 CHUNK_SUMS = INPUT_ROWS * up(COLUMNS, NR)  # of a chunk of dinp, which is rounded when it is done
 INPUT_SPARE = INPUT_ROWS * NR
 INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR * PER_WORD + CHUNK_SUMS
@@ -110,10 +110,14 @@ def linear_bf16(out, inp, weight, bias, panels, sums, queue, rows):
     linear(out, x, w, bias, panels, sums, queue)
 
 
+def word_rows(M, K, N):
+    """Count the rows in the panels of a forward of M tokens."""
+    return up(N if prefers_word_tokens.py_func(M, -(-K // 2), N) else M, NR)
+
+
 def word_panels(M, K, N):
     """Count the floats of the panels of a forward of M tokens."""
-    words = -(-K // 2)
-    return up(N if prefers_word_tokens.py_func(M, words, N) else M, NR) * words * PER_WORD
+    return word_rows(M, K, N) * -(-K // 2) * PER_WORD
 
 
 FORWARD_BF16 = [

@@ -1,7 +1,8 @@
 """Rewrites of a training program that remove work; each is verified, can be switched off, and keeps the results.
 
 ``gate`` makes an activation and the value that it gates one call, in the forward, so that the backward is that of one.
-``residual`` shares the gradient of a sum instead of copying it. ``layernorm`` normalizes a sum as it is made. ``gelu``
+``residual`` shares the gradient of a sum instead of copying it. ``layernorm`` normalizes a sum as it is made.
+``adapter`` makes a linear layer and the adapter beside it one call, which writes their sum. ``gelu``
 fuses an activation into the product that makes its operand, and its slope into the product that makes its gradient.
 ``classifier`` makes head and loss one call over blocks of tokens. ``update`` applies a weight's optimizer step as its
 gradient is made, where nothing else needs that gradient. ``recompute`` recomputes the results of activations and
@@ -21,6 +22,7 @@ from ...kernels.registry import Choice, op_matches
 from ...ops.declaration import Op
 from ...wording import nearest
 from ..program import Call, Program
+from .adapter import add_adapters
 from .classifier import head_with_loss
 from .edit import Draft, Rewrite
 from .pairs import activate_products, gate_activations, normalize_sums
@@ -32,6 +34,7 @@ FUSIONS: dict[str, Rewrite] = {
     "gate": gate_activations,
     "residual": share_residual,
     "layernorm": normalize_sums,
+    "adapter": add_adapters,
     "gelu": activate_products,
     "classifier": head_with_loss,
     "update": update_in_backward,

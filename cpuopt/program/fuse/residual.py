@@ -15,7 +15,8 @@ def share_residual(draft: Draft, allowed: Allowed) -> None:
         own = source.group == "adjoint" and not any(call.adds.values())  # the loss's own adjoint is given, not made
         if own and allowed(call.op, [call]):
             same = [source, *shares]
-            if _can_share(same, draft.users(same, after=call)):
+            alike = all(v.shape == source.shape for v in shares)  # a call reads it in the shape that it has
+            if alike and _can_share(same, draft.users(same, after=call)):
                 draft.remove(call)
                 for share in shares:
                     draft.rename(share, source, draft.users([share]))
