@@ -7,8 +7,8 @@
     python benchmarks/finetune.py --show benchmarks/records/zen4/finetune.json     # the table of docs/finetune.md
 
 ``PATH`` needs torch, transformers and peft. Each side runs in a process of its own, which is stopped while the other
-is on trial. The peer takes two steps in each of its modes: autocast to bfloat16 over float32 weights, all of the model
-in bfloat16, and each of them compiled. In the mode of the faster second step it then takes turns with cpuopt, A B B A.
+is on trial. The peer takes a few steps in each of its modes: autocast to bfloat16 over float32 weights, all of the
+model in bfloat16, and each of them compiled. In the mode of the fastest step it then takes turns with cpuopt, A B B A.
 A side's time is the median of its steps without the first; its memory is the peak of its process. With ``--busy`` each
 side has one thread, and its processor time counts: several threads wait for each other if others use the cores.
 """
@@ -33,6 +33,8 @@ from cpuopt.files import write_whole
 from cpuopt.machine import describe
 
 MODES = ("autocast", "bfloat16", "autocast, compiled", "bfloat16, compiled")
+PROBED = 4
+"""Steps of each mode behind its first one: the next may compile too, and a machine has slow seconds."""
 LORA = {"r": 8, "alpha": 16.0}
 WORKER = Path(__file__).with_name("finetune_worker.py")
 
@@ -103,13 +105,14 @@ def peer_of(request: dict[str, Any], mode: str, python: str) -> Side:
 
 
 def probed(request: dict[str, Any], python: str, modes: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Take two steps of the peer in each mode; return the time of the second and the peak by mode."""
+    """Take a few steps of the peer in each mode; return the time of the fastest and the peak by mode."""
     found = {}
     for mode in modes:
         side = peer_of(request, mode, python)
         try:
-            side.step()
-            found[mode] = {"ms": side.ms[0], "gb": side.peak / 1e6}
+            for _ in range(PROBED):
+                side.step()
+            found[mode] = {"ms": min(side.ms), "gb": side.peak / 1e6}
         finally:
             side.end()
         print(f"# {request['model']} {request['lora']}: {mode}: {found[mode]}", file=sys.stderr)
