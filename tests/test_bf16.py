@@ -60,10 +60,10 @@ def convert_past_the_caches(to, x):
     copy_weights(to, x, True)
 
 
-def at_a_line(n):
-    """Room for 128 bfloat16 more than n, and where in it the second cache line begins."""
-    room = np.full(n + 128, 7, BF16)
-    return room, -room.ctypes.data % 64 // 2 + 32
+def at_a_line(n, dtype=BF16):
+    """Room for 128 elements more than n, and where in it the second or third cache line begins."""
+    room = np.full(n + 128, 7, dtype)
+    return room, -room.ctypes.data % 64 // room.itemsize + 32
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,12 @@ def test_every_number_is_rounded_as_ml_dtypes_rounds_it(by, beyond):
     np.testing.assert_array_equal(got.view(np.uint16)[some], want.view(np.uint16)[some])
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 96, 768])
-def test_a_row_of_weights_alone_is_copied(n):
-    room, first = at_a_line(n)
+def test_a_row_of_weights_alone_is_copied(n, dtype):
+    room, first = at_a_line(n, dtype)
     copy_weights(room[first : first + n], np.arange(n, dtype=F32), True)
-    want = np.full(n + 128, 7, BF16)
+    want = np.full(n + 128, 7, dtype)
     want[first : first + n] = np.arange(n, dtype=F32)
     np.testing.assert_array_equal(room, want)
 

@@ -76,7 +76,8 @@ def check_commands(text, op):
     lab, *use = [words[words.index("cpuopt") + 1 :] for words in lines]
     assert lab[:2] == ["lab", "THIS_FILE"]
     if not use:
-        assert op in {"sumsq_blocks", "accumulate", "copy", "subtract", "nesterov", "classifier_backward", "dequantize"}
+        assert op in {"sumsq_blocks", "accumulate", "copy", "subtract", "nesterov", "classifier_backward", "dequantize",
+                      "matmul_adapter_forward"}  # fmt: skip
         return
     ((verb, *flags),) = use
     asked = dict(zip(flags[::2], flags[1::2], strict=True))

@@ -52,7 +52,7 @@ TOOLKIT = "elementwise fastmath lanes queue simd tiles pairs"
 """The modules of the toolkit from which a candidate may import."""
 MAKERS = {"queue": {"for_each_thread", "QUEUE", "ORDERED"}, "elementwise": {"loop_of"}}
 """What a candidate may import of them that is neither a compiled function nor a number."""
-ADDRESSES = {"put_place", "listed_pair_product"}
+ADDRESSES = {"begins_line", "put_place", "listed_pair_product"}
 """What no candidate may import of them: it makes a number of an address, or an address of a number. A text that knows
 where its arrays lie can tell a check from the timing, and find there what it wrote for an earlier call."""
 

@@ -124,7 +124,7 @@ def copy_weights(to, x, past):
         a parallel loop are locked instructions, which wait for such stores.
     """
     n = x.shape[0]
-    if past and n % (2 * LINE) == 0 and begins_line(to):
+    if is_half(to) and past and n % (2 * LINE) == 0 and begins_line(to):
         for i in range(0, n, 2 * LANES):
             stream(to, i, load(x, i), load(x, i + LANES))
     else:
