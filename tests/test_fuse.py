@@ -671,14 +671,9 @@ def test_which_sums_of_two_products_become_one_call(forward, taken):
         assert (call.args["bias"] is None) == (forward is adapter_without_bias)
 
 
-@pytest.mark.parametrize("part", ["residual_forward", "matmul_forward"])
-def test_a_swap_keeps_an_adapter_apart(part):
-    built = build(
-        Model(adapter),
-        INPUTS,
-        choice=Choice("vanilla", [f"{part}=blas" if part[0] == "m" else f"{part}=optimized"]),
-        fuse=("adapter",),
-    )
+@pytest.mark.parametrize("swap", ["residual_forward=optimized", "matmul_forward=blas"])
+def test_a_swap_keeps_an_adapter_apart(swap):
+    built = build(Model(adapter), INPUTS, choice=Choice("vanilla", [swap]), fuse=("adapter",))
     assert count(built.program, "matmul_adapter_forward") == 0
     assert "from being rewritten" in "".join(built.notes)
 

@@ -619,7 +619,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
     @cache
     def of(epilogue):
         reads = epilogue.reads if fetch and HOST.ahead and MR * len(epilogue.reads) <= LISTED else ()
-        fetches, list_places, sums = len(reads) > 0, places_of(reads), epilogue.sums
+        fetches, list_places, biased = len(reads) > 0, places_of(reads), epilogue.biased
 
         @helper(inline="always")
         def list_ahead(places, most, to, row, rows, c, panel, length):
@@ -649,7 +649,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
                 tokens = min(most, M - m)
                 depth = ceil(tokens, per)
                 pack_outputs(block, dout, m, depth, n0, rows)
-                if sums(to):
+                if biased(to):
                     sum_columns(spare, m > 0, dout, m, tokens, n0, rows)
                 adding = add or m > 0
                 next_m, next_n = (m + tokens, n0) if m + tokens < M else (0, n1)
@@ -768,7 +768,7 @@ def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
     @cache
     def of(epilogue):
         begin, rows, place, finish = epilogue.begin, epilogue.rows, epilogue.place, epilogue.finish
-        sums, end, steps, strip = epilogue.sums, epilogue.end, epilogue.steps, weight_chunk(epilogue)
+        biased, end, steps, strip = epilogue.biased, epilogue.end, epilogue.steps, weight_chunk(epilogue)
 
         @helper(parallel=True)
         def linear_weight(to, dout, inp, panels, blocks, queue):
@@ -804,7 +804,7 @@ def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
                     n0, n1 = piece(chunk, chunks, N, unit), piece(chunk + 1, chunks, N, unit)
                     grad, row, add = place(to, own, n0, tall)
                     if thin:
-                        if sums(to):
+                        if biased(to):
                             sum_columns(spare, False, dout, 0, M, n0, n1 - n0)
                         put_thin(grad, row, add, whole, n0, n1)
                     else:

@@ -50,7 +50,7 @@ class Epilogue:
         whether to add to what is there. `own` is memory of the thread.
     finish : ``finish(to, grad, sums, row, rows)`` gets them in the first rows of `grad`, and the bias's in `sums`.
     again : ``again(to, more)`` returns `to` for another block of tokens, if there are more.
-    sums : ``sums(to)`` returns whether there is a bias, for which `finish` needs sums.
+    biased : ``biased(to)`` returns whether there is a bias, for which `finish` needs sums.
     end : ``end(to, rows)`` comes last.
     step : ``step(to, at, grad, scale)`` takes the step of a part of the first parameter, by an index or a slice.
     row : ``row(to, n, grad, i)`` takes that of row n, and keeps the squares of its gradient as the i-th for `end`.
@@ -63,7 +63,7 @@ class Epilogue:
     place: Any
     finish: Any
     again: Any
-    sums: Any
+    biased: Any
     end: Any
     step: Any = None
     row: Any = None
@@ -87,7 +87,7 @@ def no_bias(to, sums, row, rows):
 
 
 @helper(inline="always")
-def no_sums(to):
+def unbiased(to):
     """Return False."""
     return False
 
@@ -187,13 +187,13 @@ def storing(bias: bool) -> Epilogue:
     def is_there(to):
         return to[2].shape[0] > 0
 
-    finish_bias, rows, sums = (store_bias, rows_with_bias, is_there) if bias else (no_bias, rows_of_weight, no_sums)
+    finish_bias, rows, biased = (store_bias, rows_with_bias, is_there) if bias else (no_bias, rows_of_weight, unbiased)
 
     @by_row()
     def finish(to, grad, sums, row, rows):
         finish_bias(to, sums, row, rows)
 
-    return Epilogue(False, nothing, rows, place, finish, again, sums, no_end)
+    return Epilogue(False, nothing, rows, place, finish, again, biased, no_end)
 
 
 @cache
@@ -285,7 +285,7 @@ class Step:
             to[partial][i] = squares(grad)
 
         begin, finish_rows = (self._with_rows if "slot" in self.arrays else self._rows)(step_row)
-        finish_bias, sums = self._bias() if len(self.parameters) > 1 else (no_bias, no_sums)
+        finish_bias, biased = self._bias() if len(self.parameters) > 1 else (no_bias, unbiased)
 
         @helper()
         def place(to, own, row, rows):
@@ -309,7 +309,7 @@ class Step:
             to[sumsq][0] = total
 
         reads = (*range(self.each),)
-        return Epilogue(True, begin, rows_of_weight, place, finish, again, sums, end, step, step_row, reads)
+        return Epilogue(True, begin, rows_of_weight, place, finish, again, biased, end, step, step_row, reads)
 
     def _rows(self, step_row: Any) -> tuple[Any, Any]:
         partial = self.arrays.index("partial")
