@@ -1,4 +1,4 @@
-"""What bfloat16 gains: whole training steps that store in it what products and attention read, beside float32.
+"""What bfloat16 gains: whole training steps with `--dtype bf16`, beside steps in float32.
 
 ::
 

@@ -64,7 +64,7 @@ class BuildOptions:
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
-    dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
+    dtype : "bfloat16" to store in it what products, attention and activations read, but no weights, sums and states.
     base : "int8" or "q8_0" to store in it frozen weights that products in blocks read; by default as `dtype` says.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     masters : whether trained weights stay float32; without training, all that products read can be bfloat16 alone, as

@@ -258,6 +258,8 @@ def test_what_products_read_is_bfloat16_and_the_rest_is_float32():
     assert {f"{p.name}.bfloat16" for p in program.parameters if len(p.shape) == 2 and "wpe" not in p.name} <= half
     assert not any(v.dtype == "bfloat16" for v in [*program.parameters, *program.moments, *program.outputs])
     assert {"h.0.ln_1.layernorm.out", "h.0.attn.c_attn.matmul.out", "h.0.mlp.gelu.out"} <= half
+    assert {"h.0.mlp.c_fc.matmul.out", "h.0.attn.attention.out"} <= half  # read by an activation, and by a backward
+    assert not any("attention.out.bfloat16" in name for name in half)
     assert not {"h.0.residual.out", "h.0.attn.c_proj.matmul.out", "h.0.ln_1.layernorm.rstd"} & half
     for call in program.calls:
         types = {

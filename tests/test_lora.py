@@ -115,6 +115,15 @@ def test_an_adapter_is_added_as_its_layer_is_computed(dtype):
     assert {c.args["up"].name.removesuffix(".bfloat16") for c in engine.program.calls if "up" in c.args} >= adapters
 
 
+def test_what_a_gate_reads_is_kept_in_bfloat16_and_its_result_is_computed_again():
+    engine, *_ = engine_of("llama", dtype="bfloat16")
+    gates = [c for c in engine.program.calls if c.op.name == "swiglu_forward"]
+    forward, again = ([c for c in gates if c.phase == phase] for phase in ("forward", "backward"))
+    assert len(forward) == len(again) > 0
+    assert {c.args[n].dtype for c in forward for n in ("inp", "up", "out")} == {"bfloat16"}
+    assert all(c.repeats for c in again)
+
+
 def test_dropout_is_in_steps_alone_and_the_same_for_any_threads():
     engine, _, batch = engine_of("llama", lora=CASES["llama"] + ",dropout=0.5")
     first = engine.step(**batch, **ADAMW).loss

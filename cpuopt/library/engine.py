@@ -132,9 +132,9 @@ class Engine(core.Engine):
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
     more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
-        ``dtype="bfloat16"`` to store in it what products and attention read; ``base="int8"`` for frozen weights
-        of blocks; ``recompute="all"``, or a number of blocks, to compute them again in the backward instead of keeping
-        what is inside them.
+        ``dtype="bfloat16"`` to store in it what products, attention and activations read; ``base="int8"`` for frozen
+        weights of blocks; ``recompute="all"``, or a number of blocks, to compute them again in the backward instead of
+        keeping what is inside them.
 
     Raises
     ------

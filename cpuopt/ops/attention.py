@@ -92,7 +92,10 @@ def reference_backward(dout, qkv, lse, starts=None, window=0, cap=0):
     att = rounded(spared(np.exp(score - lse[..., None]), hidden))
     do = heads(dout, NH)
     datt = spared(do @ v.transpose(0, 1, 3, 2), hidden)
-    dscore = operand(spared(att * (datt - (att * datt).sum(axis=-1, keepdims=True)) * slope, hidden))
+    o = att @ v
+    apart = (do * (operand(o) - o)).sum(axis=-1, keepdims=True)  # of the output as it is stored
+    delta = (att * datt).sum(axis=-1, keepdims=True) + np.where(np.isfinite(apart), apart, 0)
+    dscore = operand(spared(att * (datt - delta) * slope, hidden))
     dq, dk = scale * dscore @ k, scale * dscore.transpose(0, 1, 3, 2) @ q
     dv = operand(att).transpose(0, 1, 3, 2) @ do
     return {"dqkv": np.concatenate([rows(dq), rows(dk), rows(dv)], axis=-1)}
@@ -131,7 +134,7 @@ attention_backward = Op(
     acc("dqkv", B, T, 3 * C, reduces=T + C, types=HALF),
     inp("dout", B, T, C, types=HALF),
     inp("qkv", B, T, 3 * C, types=HALF),
-    inp("out", B, T, C),
+    inp("out", B, T, C, types=HALF, operand=False),
     inp("lse", B, NH, T),
     *LIMITS,
     label="Attention Backward",

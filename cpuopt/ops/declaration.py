@@ -30,7 +30,7 @@ Spec = tuple[Shape, str]
 Types = tuple[str, ...]
 FLOAT32: Types = ("float32",)
 HALF: Types = ("float32", "bfloat16")
-"""The types of what products and attention read, and of what is stored for them."""
+"""The types of what products, attention and activations read, and of what is stored for them."""
 
 
 class Dim:
@@ -139,7 +139,7 @@ class Arg:
     types : the types that its elements may have, by NumPy's names; the first is the usual one, and that of an ``out``.
         Every kernel of the op takes each of them.
     operand : of an array that is read and has several types, whether it should have the narrow one, as in a product;
-        else it has that only where a value has no other.
+        else it has that only where a value is stored in no other.
     negative : whether an element may be below zero.
     needed : for a gradient, False if kernels may do without it when what it is of is frozen. Such a kernel says so
         where it registers (``skips``); others get an array that nobody reads.

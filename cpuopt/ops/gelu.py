@@ -33,7 +33,7 @@ def reference_backward(dout, inp):
 gelu_forward = Op(
     "gelu_forward",
     out("out", N, types=HALF),
-    inp("inp", N),
+    inp("inp", N, types=HALF, operand=False),
     label="GELU Forward",
     flops=9 * N,
     reference=reference_forward,
@@ -45,7 +45,7 @@ gelu_backward = Op(
     "gelu_backward",
     acc("dinp", N, types=HALF),
     inp("dout", N),
-    inp("inp", N),
+    inp("inp", N, types=HALF, operand=False),
     label="GELU Backward",
     flops=18 * N,
     reference=reference_backward,

@@ -72,7 +72,7 @@ def reference_backward(dout, q, k, v, out, lse, starts=None, window=0, cap=0):
     score, slope, hidden = scores(q, spread(k, NH), starts, window, cap)
     att = rounded(spared(np.exp(score - lse[..., None]), hidden))
     datt = spared(do @ spread(v, NH).transpose(0, 1, 3, 2), hidden)
-    apart = (do * (o - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
+    apart = (do * (operand(o) - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
     delta = (att * datt).sum(axis=-1, keepdims=True)  # half of it by way of out, so that the check's scale knows both:
     delta = delta + np.where(np.isfinite(apart), apart / 2, 0)
     dscore = operand(spared(scale * att * (datt - delta) * slope, hidden))
@@ -117,7 +117,7 @@ gqa_backward = Op(
     inp("q", *QUERIES, types=HALF),
     inp("k", *KEYS, types=HALF),
     inp("v", *KEYS, types=HALF),
-    inp("out", *QUERIES),
+    inp("out", *QUERIES, types=HALF, operand=False),
     inp("lse", B, NH, T),
     *LIMITS,
     label="GQA Backward",

@@ -17,7 +17,7 @@ If the activation gates a value `up`, which another linear layer has made (``cpu
 Source: ``matmul_forward`` and the activation's forward; ``matmul_backward_input`` and the activation's backward.
 """
 
-from .declaration import BT, HALF, OC, C, Op, inp, out
+from .declaration import BT, HALF, OC, C, Op, inp, operand, out
 from .gated import geglu_backward, geglu_forward, swiglu_backward, swiglu_forward
 from .gelu import gelu_backward, gelu_forward
 from .matmul import matmul_backward_input, matmul_forward
@@ -26,7 +26,7 @@ from .matmul import reference_forward as linear
 
 def product_and_gelu(inp, weight, bias):
     pre = linear(inp, weight, bias)["out"]
-    return {"pre": pre, **gelu_forward.reference(pre)}
+    return {"pre": pre, **gelu_forward.reference(operand(pre))}
 
 
 def product_and_slope(dout, weight, pre):
@@ -36,7 +36,7 @@ def product_and_slope(dout, weight, pre):
 matmul_gelu_forward = Op(
     "matmul_gelu_forward",
     out("out", BT, OC, reduces=C, types=HALF),
-    out("pre", BT, OC, reduces=C),
+    out("pre", BT, OC, reduces=C, types=HALF),
     inp("inp", BT, C, types=HALF),
     inp("weight", OC, C, types=HALF, fan_in=C),
     inp("bias", OC, optional=True, start=0),
@@ -53,7 +53,7 @@ matmul_gelu_backward = Op(
     out("dpre", BT, C, reduces=OC, types=HALF),
     inp("dout", BT, OC, types=HALF),
     inp("weight", OC, C, types=HALF, fan_in=C),
-    inp("pre", BT, C),
+    inp("pre", BT, C, types=HALF, operand=False),
     label="Matmul + GELU Backward dinp",
     flops=2 * BT * C * OC + 18 * BT * C,
     reference=product_and_slope,
@@ -74,7 +74,7 @@ def linear_gated(name, label, flops, gate, slopes):
 
     def reference_forward(inp, weight, bias, up):
         pre = linear(inp, weight, bias)["out"]
-        return {"pre": pre, **gate.reference(pre, up)}
+        return {"pre": pre, **gate.reference(operand(pre), up)}
 
     def reference_backward(dout, weight, pre, up):
         found = slopes.reference(dout @ weight, pre, up)
@@ -83,11 +83,11 @@ def linear_gated(name, label, flops, gate, slopes):
     first = Op(
         f"matmul_{name}_forward",
         out("out", BT, OC, reduces=C, types=HALF),
-        out("pre", BT, OC, reduces=C),
+        out("pre", BT, OC, reduces=C, types=HALF),
         inp("inp", BT, C, types=HALF),
         inp("weight", OC, C, types=HALF, fan_in=C),
         inp("bias", OC, optional=True, start=0),
-        inp("up", BT, OC),
+        inp("up", BT, OC, types=HALF, operand=False),
         label=f"Matmul + {label} Forward",
         flops=2 * BT * C * OC + flops * BT * OC,
         reference=reference_forward,
@@ -101,8 +101,8 @@ def linear_gated(name, label, flops, gate, slopes):
         out("dup", BT, C, reduces=OC, types=HALF),
         inp("dout", BT, OC, types=HALF),
         inp("weight", OC, C, types=HALF, fan_in=C),
-        inp("pre", BT, C),
-        inp("up", BT, C),
+        inp("pre", BT, C, types=HALF, operand=False),
+        inp("up", BT, C, types=HALF, operand=False),
         label=f"Matmul + {label} Backward dinp",
         flops=2 * BT * C * OC + 2 * flops * BT * C,
         reference=reference_backward,

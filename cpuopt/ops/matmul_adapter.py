@@ -21,7 +21,7 @@ def reference_forward(inp, weight, bias, low, up):
 
 matmul_adapter_forward = Op(
     "matmul_adapter_forward",
-    out("out", BT, OC, reduces=C + R),
+    out("out", BT, OC, reduces=C + R, types=HALF),
     inp("inp", BT, C, types=HALF),
     inp("weight", OC, C, types=HALF, fan_in=C),
     inp("bias", OC, optional=True, start=0),

@@ -35,7 +35,7 @@ def reference_backward(dout, inp):
 silu_forward = Op(
     "silu_forward",
     out("out", N, types=HALF),
-    inp("inp", N),
+    inp("inp", N, types=HALF, operand=False),
     label="SiLU Forward",
     flops=4 * N,
     reference=reference_forward,
@@ -47,7 +47,7 @@ silu_backward = Op(
     "silu_backward",
     acc("dinp", N, types=HALF),
     inp("dout", N),
-    inp("inp", N),
+    inp("inp", N, types=HALF, operand=False),
     label="SiLU Backward",
     flops=8 * N,
     reference=reference_backward,

@@ -1,9 +1,10 @@
-"""Storage in bfloat16: what products and attention read is bfloat16, everything else is float32.
+"""Storage in bfloat16: what products, attention and activations read is bfloat16, everything else is float32.
 
-An op says what it can read and write in bfloat16 by the types of its arguments. An argument that it reads and that may
-be bfloat16 is an *operand*. The pass works on a finished step, after the rewrites:
+An op says what it can read and write in bfloat16 by the types of its arguments. An argument that it reads and that
+should be bfloat16 is an *operand*, as of products and attention. Activations read either. The pass works on a finished
+step, after the rewrites:
 
-- A value whose only readers take it as an operand is stored in bfloat16, if one call writes it as a whole and can.
+- A value whose readers all can read bfloat16 is stored in it, if one call writes it as a whole and can.
 - Any other value that a call takes as an operand gets a copy in bfloat16 before that call. Calls that read the same
   numbers share it.
 - A weight keeps its float32, and has a copy that lives through all steps. The weight's update writes it, or a call
@@ -31,7 +32,7 @@ Takes = Callable[[Call, Arg], bool]
 
 
 def store_operands(program: Program, takes: Takes, inline: bool, alone: Collection[Value] = ()) -> None:
-    """Store in bfloat16 what products and attention read.
+    """Store in bfloat16 what products, attention and activations read.
 
     Parameters
     ----------
@@ -131,21 +132,21 @@ class _Pass:
         return weight if copy and weight in self.copies and self.takes(call, copy) else None
 
     def storable(self) -> list[Value]:
-        """Find the values that nobody reads but as operands, and that one call writes as a whole."""
+        """Find the values that all who read them can read in bfloat16, and that one call writes as a whole."""
         program = self.program
         readers: dict[Value, list[bool]] = {}
         writers: dict[Value, list[bool]] = {}
         for call in program.calls:
-            operands = {a.name for a in self.operands(call)}
             for a in call.op.arrays:
                 v = call.args[a.name]
                 if v is None:
                     continue
+                narrow = NARROW in a.types and self.takes(call, a)
                 if a.kind in ("in", "index"):
-                    readers.setdefault(v, []).append(a.name in operands)
+                    readers.setdefault(v, []).append(narrow)
                 else:
                     whole = a.kind == "out" or (a.kind == "acc" and not call.adds[a.name])
-                    writers.setdefault(v, []).append(whole and NARROW in a.types and self.takes(call, a))
+                    writers.setdefault(v, []).append(whole and narrow)
         kept = {*program.outputs, *program.norm_terms, *program.kept, *program.within}
         free = (v for v in writers if v.group in ("activation", "adjoint") and v.dtype == WIDE and v not in kept)
         return [v for v in free if writers[v] == [True] and v in readers and all(readers[v])]

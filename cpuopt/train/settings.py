@@ -137,7 +137,8 @@ class Settings:
     )
     dtype: str = setting(
         "float32",
-        "Store in this type what products and attention read: float32 or bf16. Weights, sums and states stay float32.",
+        "Store in this type what products, attention and activations read: float32 or bf16. Weights, sums and states "
+        "stay float32.",
         one_of(DTYPES),
     )
     moments: str = setting(

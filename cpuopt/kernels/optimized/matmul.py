@@ -335,10 +335,11 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                     multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
 
     @helper()
-    def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most, add):
+    def forward_tokens(out, inp, panels, low, more, bias, tile, m0, m1, n0, n1, most, add):
         """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias, or add to it.
 
-        A bfloat16 gets the whole sum, of one block of k.
+        A bfloat16 gets the whole sum, of one block of k, and of the product of `low` with the panels `more` if there
+        is one.
         """
         K, N, direct = inp.shape[1], out.shape[1], not is_half(out)
         rows = m1 - m0
@@ -356,6 +357,13 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                     multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
                 else:
                     multiply_narrow(rows, x, K, b, NR, to, to_row, depth, False, ahead, ahead_group, step, 0)
+                if low.shape[0] > 0:
+                    R = low.shape[1]
+                    x, b = at(low, m0 * R), at(more, n * R * lines)
+                    if N - n > LANES:
+                        multiply(rows, x, R, b, NR, to, to_row, R, True, b, 0, 0, 0)
+                    else:
+                        multiply_narrow(rows, x, R, b, NR, to, to_row, R, True, b, 0, 0, 0)
                 if not direct:
                     put_columns(out, m0, n, tile, rows, bias)
                 elif not inside:
@@ -370,7 +378,7 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
 
     @helper(parallel=True)
     def forward_two(out, inp, weight, bias, low, up, panels, more, sums, queue):
-        """Compute a linear layer, and add low times `up` to float32, if there are any; `more` are their panels."""
+        """Compute a linear layer, and add low times `up`, if there are any; `more` are their panels."""
         M, K = inp.shape
         N, R, two = weight.shape[0], low.shape[1], low.shape[0] > 0
         threads = sums.shape[0] // FORWARD_SCRATCH
@@ -385,7 +393,7 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
             else:
                 pack_tokens(more, second, (i - tasks) * NR, 0, R)
         depth = K if M <= NR or (many and is_half(out)) else even(K, DEPTH, LINE)
-        depth_two = even(R, DEPTH, LINE)
+        depth_two, at_once = even(R, DEPTH, LINE), low if many and is_half(out) else low[:0]
         m_chunks, step = (token_pieces(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
         most, unit = (COLUMNS, NR) if many else (TALL, LANES)
         n_chunks = pieces(N, most, unit, m_chunks, threads)
@@ -398,9 +406,10 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                 m0, m1 = piece(m, m_chunks, M, step), piece(m + 1, m_chunks, M, step)
                 n0, n1 = piece(n, n_chunks, N, unit), piece(n + 1, n_chunks, N, unit)
                 if many:
-                    forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth, False)
-                    if two:
-                        forward_tokens(out, low, more, bias[:0], mine, m0, m1, n0, n1, depth_two, True)
+                    forward_tokens(out, inp, panels, at_once, more, bias, mine, m0, m1, n0, n1, depth, False)
+                    if two and not is_half(out):
+                        none = low[:0]
+                        forward_tokens(out, low, more, none, more, bias[:0], mine, m0, m1, n0, n1, depth_two, True)
                 else:
                     forward_sums(mine, weight, panels, m0, m1, n0, n1, depth, False)
                     if two:

@@ -16,8 +16,10 @@ def recompute(draft: Draft, allowed: Allowed) -> None:
     for number, call in enumerate(forward):
         if call.views:
             continue
-        op, renames = call.op.fuses[-1] if call.op.fuses else call.op, call.op.renames
-        if op.role not in CHEAP or (call.op.fuses and op.operand not in renames):
+        op, renames = call.op, dict[str, str]()
+        if op.fuses and op.role not in CHEAP:
+            op, renames = op.fuses[-1], op.renames
+        if op.role not in CHEAP or (op is not call.op and op.operand not in renames):
             continue
         args = {a.name: call.args[renames.get(a.name, a.name)] for a in op.args}
         old = args[op.written[0].name]
