@@ -131,6 +131,7 @@ def measured(
     modes = probed(request, python, tried)
     mode = min(modes, key=lambda m: modes[m]["ms"])
     sides: list[Side] = []
+    Side(sys.executable, Path(__file__), request).end()  # if kernels are to be compiled, it needs the memory for that
     try:
         sides += [Side(sys.executable, Path(__file__), request)]
         sides += [peer_of(request, mode, python)]
