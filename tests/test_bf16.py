@@ -444,6 +444,16 @@ def test_a_storage_type_says_all_about_itself():
     assert {k.variant for k in registry.KERNELS.values() if k.others} == {"optimized", "rows"}
 
 
+@pytest.mark.parametrize(
+    ("op", "read", "multiplied"),
+    [("gelu_forward", ["inp"], "float32"), ("matmul_gelu_backward", ["pre"], "float32"),
+     ("matmul_gelu_backward", ["dout", "weight"], "bfloat16"), ("gqa_backward", ["q"], "bfloat16")],
+)  # fmt: skip
+def test_a_call_multiplies_what_its_operands_are(op, read, multiplied):
+    """What an activation reads is widened; the peak that its call is held against is that of float32."""
+    assert ops.ALL[op].operands(dict.fromkeys(read, "bfloat16")) == multiplied
+
+
 def test_every_call_is_judged_at_its_own_size_and_types():
     config = models.parse("gpt2-tiny")
     engine = cpuopt.Engine(config.module(), config.specs(2, 16), dtype="bfloat16", progress=lambda *a: None)

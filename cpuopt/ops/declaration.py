@@ -492,13 +492,13 @@ class Op:
         return self.flops(known) - sum(x(known) for x in saved)
 
     def operands(self, types: Mapping[str, str]) -> str:
-        """Return the storage type of what a call's products multiply: bfloat16 if it reads an array of it.
+        """Return the storage type of what a call's products multiply: bfloat16 if it reads an operand of it.
 
         Parameters
         ----------
         types : the types of the arguments that do not have their usual one.
         """
-        read = {types.get(a.name, a.dtype) for a in self.arrays if a.kind == "in"}
+        read = {types.get(a.name, a.dtype) for a in self.arrays if a.kind == "in" and a.operand}
         return "bfloat16" if "bfloat16" in read else "float32"
 
     def bytes(
