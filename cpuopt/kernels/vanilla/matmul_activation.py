@@ -26,7 +26,7 @@ def matmul_gelu_forward(out, pre, inp, weight, bias):
             for i in range(C):
                 x += inp[bt, i] * weight[o, i]
             pre[bt, o] = x
-            x = pre[bt, o]
+            x = pre[bt, o]  # as it is stored
             out[bt, o] = HALF * x * (ONE + np.tanh(S * (x + CUBIC * x * x * x)))
 
 
@@ -68,7 +68,7 @@ def matmul_swiglu_forward(out, pre, inp, weight, bias, up):
             for i in range(C):
                 x += inp[bt, i] * weight[o, i]
             pre[bt, o] = x
-            x = pre[bt, o]
+            x = pre[bt, o]  # as it is stored
             out[bt, o] = x / (ONE + np.exp(-x)) * up[bt, o]
 
 
@@ -110,7 +110,7 @@ def matmul_geglu_forward(out, pre, inp, weight, bias, up):
             for i in range(C):
                 x += inp[bt, i] * weight[o, i]
             pre[bt, o] = x
-            x = pre[bt, o]
+            x = pre[bt, o]  # as it is stored
             out[bt, o] = HALF * x * (ONE + np.tanh(S * (x + CUBIC * x * x * x))) * up[bt, o]
 
 
