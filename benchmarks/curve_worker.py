@@ -1,4 +1,6 @@
-"""PyTorch's side of `curves.py`: trains under autocast to bfloat16; a request on stdin, the answer on stdout.
+"""PyTorch's side of `curves.py`: trains in bfloat16; a request on stdin, the answer on stdout.
+
+Forward and loss run under autocast, or weights and moments are bfloat16 too and the loss is float32.
 
 It imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
 """
@@ -19,6 +21,9 @@ def train(request: dict[str, Any], job: dict[str, Any]) -> list[float]:
     model, o = peer_gpt2.GPT2(**request["sizes"]), request["optimizer"]
     with np.load(job["params"], allow_pickle=False) as params:
         peer_gpt2.load(model, dict(params))
+    whole = request["bf16"] == "all"
+    if whole:
+        model.to(torch.bfloat16)
     betas = o["beta1"], o["beta2"]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=o["lr"], betas=betas, eps=o["eps"], weight_decay=o["weight_decay"], fused=True
@@ -26,8 +31,9 @@ def train(request: dict[str, Any], job: dict[str, Any]) -> list[float]:
     batches, val = (torch.from_numpy(np.load(f).astype(np.int64)) for f in (job["batches"], request["val"]))
 
     def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return peer_gpt2.loss_of(model(tokens), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not whole):
+            logits = model(tokens)
+            return peer_gpt2.loss_of(logits.float() if whole else logits, targets)
 
     def validate() -> float:
         with torch.no_grad():

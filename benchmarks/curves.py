@@ -1,4 +1,4 @@
-"""Does it train as well: validation loss over steps with float32, bfloat16, bfloat16 moments, and PyTorch's autocast.
+"""Does it train as well: validation loss over steps with float32, and by what is bfloat16, here and in PyTorch.
 
 ::
 
@@ -37,8 +37,10 @@ SCHEMES: dict[str, dict[str, str]] = {
     "float32": {},
     "bf16": {"dtype": "bf16"},
     "bf16, bf16 moments": {"dtype": "bf16", "moments": "bf16"},
+    "bf16, bf16 weights and moments": {"dtype": "bf16", "moments": "bf16", "weights": "bf16"},
 }
-PEER = "PyTorch, autocast to bf16"
+PEERS = {"PyTorch, autocast to bf16": "autocast", "PyTorch, all in bf16": "all"}
+"""What is bfloat16 in PyTorch, as `peer_worker.py` has it."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t of a 95 % interval, by the number of values."""
 
@@ -61,7 +63,7 @@ def ours(job: Job, text: list[dict[str, Array]]) -> list[float]:
         job.take_step()
 
 
-def theirs(python: str, jobs: list[Job], text: list[dict[str, Array]]) -> tuple[list[list[float]], str]:
+def theirs(python: str, bf16: str, jobs: list[Job], text: list[dict[str, Array]]) -> tuple[list[list[float]], str]:
     """Train PyTorch's model on what some jobs begin with and read; return validation losses, and torch's version."""
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/val.npy", np.array([[b["tokens"], b["targets"]] for b in text]))
@@ -79,6 +81,7 @@ def theirs(python: str, jobs: list[Job], text: list[dict[str, Array]]) -> tuple[
             files = {"batches": f"{folder}/batches-{s.seed}.npy", "params": f"{folder}/params-{s.seed}.npz"}
             asked.append({**files, "lrs": lrs})
         request = {
+            "bf16": bf16,
             "sizes": asdict(jobs[0].config),
             "threads": jobs[0].engine.threads,
             "optimizer": OPTIMIZER,
@@ -109,10 +112,14 @@ def measure(
             text = [named(val.at(n)) for n in range(BATCHES)]
             curves.setdefault(name, []).append(ours(job, text))
             print(f"{name}, seed {seed}: {curves[name][-1][-1]:.4f}", file=sys.stderr, flush=True)
-    if python and PEER not in curves:
+    for name, bf16 in PEERS.items() if python else ():
+        if name in curves:
+            continue
         jobs = [prepare(settings_of(seed, steps, threads)) for seed in range(seeds)]
         val = jobs[0].corpus.batches("val", jobs[0].settings.B, jobs[0].settings.T)
-        curves[PEER], record["torch"] = theirs(python, jobs, [named(val.at(n)) for n in range(BATCHES)])
+        text = [named(val.at(n)) for n in range(BATCHES)]
+        curves[name], record["torch"] = theirs(python or "", bf16, jobs, text)
+        print(f"{name}: {curves[name][-1][-1]:.4f}", file=sys.stderr, flush=True)
     return record
 
 

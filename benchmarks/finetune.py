@@ -3,12 +3,13 @@
 ::
 
     python benchmarks/finetune.py --peer-python PATH --out benchmarks/records/zen4/finetune.json [--rounds 4]
-    python benchmarks/finetune.py --peer-python PATH --cases smollm2-135M:4x256 --only lora
+    python benchmarks/finetune.py --peer-python PATH --cases smollm2-135M:4x256 --only lora,narrow
     python benchmarks/finetune.py --show benchmarks/records/zen4/finetune.json     # the table of docs/finetune.md
 
-``PATH`` needs torch, transformers and peft. Each side runs in a process of its own, which is stopped while the other
-is on trial. The peer takes a few steps in each of its modes: autocast to bfloat16 over float32 weights, all of the
-model in bfloat16, and each of them compiled. In the mode of the fastest step it then takes turns with cpuopt, A B B A.
+``PATH`` needs torch, transformers and peft. ``narrow`` is all weights, which cpuopt stores in bfloat16, and the moments
+too. Each side runs in a process of its own, which is stopped while the other is on trial. The peer takes a few steps in
+each of its modes: autocast to bfloat16 over float32 weights, all of the model in bfloat16, and each of them compiled.
+In the mode of the fastest step it then takes turns with cpuopt, A B B A.
 A side's time is the median of its steps without the first; its memory is the peak of its process. With ``--busy`` each
 side has one thread, and its processor time counts: several threads wait for each other if others use the cores.
 """
@@ -33,6 +34,7 @@ from cpuopt.files import write_whole
 from cpuopt.machine import describe
 
 MODES = ("autocast", "bfloat16", "autocast, compiled", "bfloat16, compiled")
+KINDS = {"lora": "LoRA r=8", "full": "all weights", "narrow": "all weights, in bf16"}
 PROBED = 4
 """Steps of each mode behind its first one: the next may compile too, and a machine has slow seconds."""
 LORA = {"r": 8, "alpha": 16.0}
@@ -85,9 +87,9 @@ def serve() -> None:
     B, T = request["size"]
     clock = time.process_time if request["busy"] else time.perf_counter
     threads = 1 if request["busy"] else None
-    job = prepare(
-        Settings(model=request["model"], B=B, T=T, lora=lora, dtype="bf16", steps=10**6, val_every=0, threads=threads)
-    )
+    narrow = {"weights": "bf16", "moments": "bf16"} if request["narrow"] else {}
+    how = {"steps": 10**6, "val_every": 0, "threads": threads, "dtype": "bf16", **narrow}
+    job = prepare(Settings(model=request["model"], B=B, T=T, lora=lora, **how))
     line, start = {}, clock()
     while True:
         job.take_step()
@@ -120,14 +122,14 @@ def probed(request: dict[str, Any], python: str, modes: Sequence[str]) -> dict[s
 
 
 def measured(
-    model: str, size: str, lora: bool, python: str, rounds: int, busy: bool, tried: Sequence[str]
+    model: str, size: str, what: str, python: str, rounds: int, busy: bool, tried: Sequence[str]
 ) -> dict[str, Any]:
     """Compare one case."""
     from cpuopt import models
 
     B, T = map(int, size.split("x"))
-    config = models.parse(model)
-    request = {"model": model, "config": config.to_transformers(), "size": (B, T), "lora": lora, "busy": busy, **LORA}
+    config, kind = models.parse(model), {"lora": what == "lora", "narrow": what == "narrow"}
+    request = {"model": model, "config": config.to_transformers(), "size": (B, T), "busy": busy, **kind, **LORA}
     modes = probed(request, python, tried)
     mode = min(modes, key=lambda m: modes[m]["ms"])
     sides: list[Side] = []
@@ -143,9 +145,14 @@ def measured(
             side.end()
     ours, theirs = ({"ms": side.ms[1:], "gb": side.peak / 1e6} for side in sides)
     return {
-        "model": model, "size": size, "lora": lora, "load": os.getloadavg()[0], "modes": modes,
+        "model": model, "size": size, **kind, "load": os.getloadavg()[0], "modes": modes,
         "cpuopt": ours, "peer": {"mode": mode, **theirs},
     }  # fmt: skip
+
+
+def kind_of(row: Mapping[str, Any]) -> str:
+    """Return which of `KINDS` a row is of; a record of earlier versions does not say ``narrow``."""
+    return "lora" if row["lora"] else "narrow" if row.get("narrow") else "full"
 
 
 def table(record: Mapping[str, Any]) -> Iterator[str]:
@@ -158,8 +165,7 @@ def table(record: Mapping[str, Any]) -> Iterator[str]:
         a, b = median(ours["ms"]), median(theirs["ms"])
         cells = [f"{a:,.0f}", f"{b:,.0f}, {theirs['mode']}", f"{b / a:.2f}"]
         cells += [f"{ours['gb']:.2f}", f"{theirs['gb']:.2f}", f"{ours['gb'] / theirs['gb']:.2f}"]
-        what = "LoRA r=8" if row["lora"] else "all weights"
-        yield f"| {row['model']} {row['size']} | {what} | {' | '.join(cells)} |"
+        yield f"| {row['model']} {row['size']} | {KINDS[kind_of(row)]} | {' | '.join(cells)} |"
     loads = [row["load"] for row in record["rows"]]
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
     yield ""
@@ -175,11 +181,11 @@ def main() -> None:
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--peer-python", help="a Python that has torch, transformers and peft")
     p.add_argument("--cases", default="smollm2-135M:4x256,qwen3-0.6B:2x256")
-    p.add_argument("--only", type=some_of(["lora", "full"]), default=["lora", "full"])
+    p.add_argument("--only", type=some_of(KINDS), default=KINDS)
     p.add_argument("--rounds", type=int, default=4)
     p.add_argument("--busy", action="store_true", help="count the processor time of one thread")
     p.add_argument("--eager", action="store_true", help="leave out the peer's compiled modes, which take minutes")
-    p.add_argument("--out", type=Path, help="write the record to this file, anew after each case")
+    p.add_argument("--out", type=Path, help="write the record to this file after each case; cases that it has are kept")
     p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
     p.add_argument("--side", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
@@ -194,15 +200,18 @@ def main() -> None:
     ask += "print(json.dumps({x.__name__: x.__version__ for x in m}))"
     versions = json.loads(subprocess.run([a.peer_python, "-c", ask], check=True, capture_output=True).stdout)
     tried = [mode for mode in MODES if not (a.eager and mode.endswith("compiled"))]
-    rows: list[dict[str, Any]] = []
     record = {
         "kind": "cpuopt-finetune", "machine": describe(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions, "rounds": a.rounds, "busy": a.busy, "rows": rows,
+        "versions": versions, "rounds": a.rounds, "busy": a.busy, "rows": list[dict[str, Any]](),
     }  # fmt: skip
+    record |= json.loads(a.out.read_text()) if a.out and a.out.exists() else {}
+    rows = record["rows"]
+    kept = [(row["model"], row["size"], kind_of(row)) for row in rows]
     for model, size in (case.split(":") for case in a.cases.split(",")):
-        for what in a.only:
-            rows.append(measured(model, size, what == "lora", a.peer_python, a.rounds, a.busy, tried))
-            print("\n".join([*table(record)][-3 if len(rows) > 1 else 0 : -2]), flush=True)
+        for what in (x for x in a.only if (model, size, x) not in kept):
+            rows.append(measured(model, size, what, a.peer_python, a.rounds, a.busy, tried))
+            rows.sort(key=lambda row: row["model"], reverse=True)  # the new one behind those of its model
+            print("\n".join(table(record)), flush=True)
             if a.out:
                 write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
 

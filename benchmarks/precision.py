@@ -6,9 +6,10 @@
     python benchmarks/precision.py --model gpt2-124M --sizes 1x16,1x64 [--rounds 8] [--threads N]
     python benchmarks/precision.py --show benchmarks/records/zen4/precision.json
 
-A third engine stores the moments in bfloat16 too. All are built in one process. Their kernels are checked at the sizes
-of the run, and steps are compared in pairs on the same batch, each engine with that of float32. The losses of the first
-steps must agree within what bfloat16 explains. Times are medians; memory is what the arena holds, planned.
+A third engine stores the moments in bfloat16 too, a fourth the weights as well. All are built in one process. Their
+kernels are checked at the sizes of the run, and steps are compared in pairs on the same batch, each engine with that of
+float32. The losses of the first steps must agree within what bfloat16 explains. Times are medians; memory is what the
+arena holds, planned.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ TYPES: dict[str, dict[str, str]] = {
     "float32": {},
     "bf16": {"dtype": "bfloat16"},
     "bf16, bf16 moments": {"dtype": "bfloat16", "moments": "bfloat16"},
+    "bf16, bf16 weights and moments": {"dtype": "bfloat16", "moments": "bfloat16", "weights": "bfloat16"},
 }
 CASES = {
     "gpt2-nano": "12x64",
@@ -84,7 +86,7 @@ def measured(model: str, size: str, rounds: int, threads: int | None) -> dict[st
 
 def table(record: Mapping[str, Any]) -> Iterator[str]:
     """Write the record as the table of docs/precision.md; the time of float32 is of its rounds with bf16."""
-    names = list(TYPES)[1:]
+    names = [name for name in list(TYPES)[1:] if name in record["rows"][0]["types"]]
     yield (
         "| model, B x T | float32, MB | ms | "
         + " | ".join(f"{n}, MB | ms | float32's time over it" for n in names)

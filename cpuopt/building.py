@@ -64,11 +64,12 @@ class BuildOptions:
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
-    dtype : "bfloat16" to store in it what products, attention and activations read, but no weights, sums and states.
+    dtype : "bfloat16" to store in it what products, attention and activations read, but not the weights of an update,
+        sums and states.
     base : "int8" or "q8_0" to store in it frozen weights that products in blocks read; by default as `dtype` says.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
-    masters : whether trained weights stay float32; without training, all that products read can be bfloat16 alone, as
-        frozen ones are.
+    weights : "bfloat16" to store in it alone those trained weights that products read, as frozen ones are. A step
+        rounds them at random. It needs a `dtype` of bfloat16.
     threads : the number for all kernels; numba's own by default.
     processes : how many processes compile what the cache lacks; one a core by default.
     kernel_files : the files of kernels that these processes import.
@@ -88,10 +89,20 @@ class BuildOptions:
     dtype: str = WIDE
     base: str = ""
     moments: str = WIDE
-    masters: bool = True
+    weights: str = WIDE
     threads: int | None = None
     processes: int | None = None
     kernel_files: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse types that are none, or that do not go together."""
+        for name in ("dtype", "moments", "weights"):
+            if (word := getattr(self, name)) not in (WIDE, NARROW):
+                raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")
+        if self.weights == NARROW != self.dtype:
+            raise UserError(f"weights '{NARROW}': products read them so with dtype='{NARROW}' alone; add that")
+        if self.weights == NARROW and self.alone:
+            raise UserError(f"weights '{NARROW}': ranks that train alone meet in float32; leave weights or alone out")
 
     @property
     def several(self) -> bool:
@@ -109,10 +120,13 @@ class BuildOptions:
 
     def least_bytes(self, p: nn.Parameter) -> int:
         """Return the least bytes of each number of a parameter."""
-        frozen = not (p.trained and self.masters)
-        return min(
-            TYPES[t].bytes for t in (p.dtype, *([self.dtype, INT8 if self.base else self.dtype] if frozen else ()))
-        )
+        narrow = [self.weights] if p.trained else [self.dtype, INT8 if self.base else self.dtype]
+        return min(TYPES[t].bytes for t in (p.dtype, *narrow))
+
+    @property
+    def at_random(self) -> bool:
+        """Whether a step rounds weights or states at random."""
+        return self.train and (self.moments, self.weights) != (WIDE, WIDE)
 
     @property
     def adding(self) -> bool:
@@ -187,7 +201,7 @@ def build(
     how = replace(options or BuildOptions(), **changes)
     program, notes = nn.trace_model(model, inputs), list[str]()
     freeze(program, how.freeze)
-    alone = [p for p in weights_of_products(program) if not (p.trained and how.masters)]
+    alone = [p for p in weights_of_products(program) if not p.trained or how.weights == NARROW]
     if rewrite:
         rewrite(program)
     cut_tables(program)
@@ -195,7 +209,7 @@ def build(
     if how.train:
         notes = fuse(program, [name for name in how.fuse if name in BEFORE], how.choice)
         reverse(program)
-        add_update(program, how.optimizer, how.moments)
+        add_update(program, how.optimizer, how.moments, how.at_random)
         before += program.calls
         notes += fuse(program, [name for name in how.fuse if name not in BEFORE], how.choice)
     if not rewrite:
@@ -207,10 +221,7 @@ def build(
     if how.train:
         recompute_blocks(program, how.recompute)
     if how.base:
-        quantize(program, alone, how.base)
-    for name, word in (("dtype", how.dtype), ("moments", how.moments)):
-        if word not in (WIDE, NARROW):
-            raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")
+        quantize(program, [p for p in alone if not p.trained], how.base)
     if how.divided:
         together, exact = SERIAL if how.alone else how.comm, how.reduce == "exact"
         buckets = distribute(program, together, local=how.micro_batches, exact=exact, zero=how.zero)

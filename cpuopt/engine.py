@@ -34,7 +34,6 @@ from .kernels.toolkit import threads
 from .nn.initial import initialize
 from .ops.declaration import Spec
 from .ops.rounding import draw_of
-from .ops.storage import WIDE
 from .program import arena
 from .program.optimizer import in_range, numbers
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
@@ -187,8 +186,9 @@ class Engine:
         """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives.
 
         With ``dtype="bfloat16"``, products read copies of the weights. These follow what is written to a weight before
-        the next forward, and later as long as anything refers to its array, such as a slice of it. A weight in int8 is
-        a `Quantized`: what is assigned to it as a whole is quantized.
+        the next forward, and later as long as anything refers to its array, such as a slice of it. With
+        ``weights="bfloat16"`` there are no copies, and what is written is rounded to nearest. A weight in int8 is a
+        `Quantized`: what is assigned to it as a whole is quantized.
         """
         if isinstance(value, str):
             if value not in self._by_name:
@@ -449,7 +449,7 @@ class Engine:
                 raise UserError(f"{n}: {' and '.join(o.name for o in self.optimizers)} has no such number")
         exact = numbers(self.optimizers, given, **rates)
         exact |= {Scalar("step", o.name): self.step_number + 1 for o in self.optimizers}
-        if self.options.moments != WIDE:  # else nothing is rounded at random
+        if self.options.at_random:
             draw = draw_of(self.dropout_seed, self.step_number + 1)
             exact |= {Scalar("draw", o.name): draw for o in self.optimizers}
         for scalar, number in exact.items():

@@ -581,7 +581,8 @@ def test_the_verb(capsys, monkeypatch):
     [
         ({"optimizer": "lion"}, "adamw"),
         ({"freeze": ("wte.*",)}, "training all parameters"),
-        ({"moments": "bf16"}, "moments in float32"),
+        ({"moments": "bf16"}, "moments and weights in float32"),
+        ({"dtype": "bf16", "weights": "bf16"}, "moments and weights in float32"),
     ],
 )
 def test_a_plan_is_for_the_usual_step(other, which):

@@ -141,6 +141,8 @@ SOME = 6
 """The size of a symbol that bounds an index and is in no shape."""
 BEGINS = 1 / 16
 """The share of tokens at which an example begins, in rows of several."""
+NARROW_STATES = ({True, False}, {True}, {False}, set[bool]())
+"""What is narrow of an update's weights (True) and other states (False)."""
 BEHIND = 3
 """The tokens that come before those of a call, in cases with room for more than it adds."""
 
@@ -171,7 +173,10 @@ def case(
         "R": max(1, sizes["C"] // 8),
         **sizes,
     }
-    return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types or {})
+    types = types or {}
+    absent = {*absent, *(a.name for a in op.arrays if a.copies in types)}
+    types = {n: t for n, t in types.items() if n not in absent}
+    return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types)
 
 
 def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
@@ -217,14 +222,15 @@ def other_types(op: Op) -> list[dict[str, str]]:
     """List the types that arguments may have besides their usual ones.
 
     Each comes with all the arguments that take it, and with those alone that are read: a product of bfloat16 may write
-    float32. States of optimizers are float32 beside bfloat16 too.
+    float32. Weights that are updated, and states of optimizers, are float32 beside bfloat16 too.
     """
     found = []
     for t in dict.fromkeys(t for a in op.arrays for t in a.types[1:]):
         takes = [a for a in op.arrays if t in a.types[1:]]
         read = [a for a in takes if a.kind not in ("out", "acc")]
-        kept = [a for a in takes if not a.drawn]  # as with states in float32
-        found += [{a.name: t for a in some} for some in (takes, read, kept) if some]
+        weights = {a.copies for a in takes}
+        some = [[a for a in takes if not a.drawn or (a.name in weights) in narrow] for narrow in NARROW_STATES]
+        found += [{a.name: t for a in of} for of in (*some, *([] if weights - {""} else [read])) if of]
     return [types for i, types in enumerate(found) if types not in found[:i]]
 
 

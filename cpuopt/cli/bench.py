@@ -25,7 +25,7 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, *settings.KERNELS, "moments", model=models.DEFAULT, dtype=None)
+    settings.flags(p, *settings.KERNELS, "moments", "weights", model=models.DEFAULT, dtype=None)
     p.add_argument(
         "--peer",
         action="append",
@@ -88,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
         recompute=args.recompute,
         dtype=args.dtype,
         moments=args.moments,
+        weights=args.weights,
         kernels=tuple(args.kernels),
         threads=args.threads or common.cores(),
         rounds=args.rounds,
@@ -100,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
         if AUTO in (args.variant, *args.against):
             more: dict[str, Any] = {"kernels": plan.kernels, "threads": plan.threads}
-            more |= {"dtype": plan.dtype or settings.FLAGS["dtype"].default, "moments": plan.moments}
+            more |= {"dtype": plan.dtype or settings.FLAGS["dtype"].default}
+            more |= {"moments": plan.moments, "weights": plan.weights}
             job = Settings(model=model, B=B, T=T, variant=AUTO, **more)
             console.note(f"{model} {B}x{T}: {build_only(job).notes[0]}")
     with report.progress(sum(p.cost for p in rows)) as view:

@@ -149,7 +149,7 @@ class Decoder:
         usual = variant == registry.DEFAULT
         choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
         how = BuildOptions(
-            train=False, dtype=dtype, masters=False, threads=threads, processes=processes, kernel_files=kernel_files
+            train=False, dtype=dtype, weights=dtype, threads=threads, processes=processes, kernel_files=kernel_files
         )
 
         def built(T: int) -> Built:

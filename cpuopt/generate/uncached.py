@@ -127,7 +127,7 @@ class Uncached:
             choice,
             train=False,
             dtype=dtype,
-            masters=False,
+            weights=dtype,
             threads=threads,
             processes=processes,
             kernel_files=files,

@@ -33,11 +33,13 @@ from ..measure.comparison import analyses_up_to, summed
 from ..models.own import rows_of
 from ..ops.declaration import Spec
 from ..ops.dequantize import numbers
+from ..ops.storage import WIDE
 from ..profiler import profile
 from ..program.fuse import parse, usual
 from ..program.optimizer import Choice as OptimizerChoice
+from ..program.precision import NARROW
 from ..program.program import Call
-from ..weights.tensors import TensorFile, file_parts
+from ..weights.tensors import TensorFile, file_parts, stored_as
 from ..wording import nearest
 from .results import ComparisonReport, ProfileReport, require_trained
 from .text import reader_of
@@ -132,8 +134,9 @@ class Engine(core.Engine):
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
     more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
-        ``dtype="bfloat16"`` to store in it what products, attention and activations read; ``base="int8"`` for frozen
-        weights of blocks; ``recompute="all"``, or a number of blocks, to compute them again in the backward instead of
+        ``dtype="bfloat16"`` to store in it what products, attention and activations read, and ``moments`` and
+        ``weights`` to store those in it too; ``base="int8"`` for frozen weights of blocks;
+        ``recompute="all"``, or a number of blocks, to compute them again in the backward instead of
         keeping what is inside them.
 
     Raises
@@ -229,16 +232,17 @@ class Engine(core.Engine):
         Raises
         ------
         UserError
-            If it cannot be written, or is there already, or a parameter is not float32.
+            If it cannot be written, or is there already, or a parameter is neither float32 nor bfloat16.
         """
         arrays = self.parameters()
-        if other := [name for name, x in arrays.items() if x.dtype != np.float32]:
-            raise UserError(f"save_weights: {other[0]!r} is {arrays[other[0]].dtype}; a file holds float32 alone")
+        if other := [name for name, x in arrays.items() if x.dtype.name not in (WIDE, NARROW)]:
+            raise UserError(f"save_weights: {other[0]!r} is {arrays[other[0]].dtype}; expected {WIDE} or {NARROW}")
         if Path(path).suffix != ".safetensors":
             raise UserError(f"save_weights {str(path)!r}: expected a name that ends in .safetensors")
         if not overwrite and os.path.lexists(path):
             raise UserError(f"save_weights {str(path)!r}: it is there already; overwrite=True replaces it")
-        write_whole(Path(path), file_parts({name: x.shape for name, x in arrays.items()}, arrays.__getitem__))
+        shapes = {name: x.shape for name, x in arrays.items()}
+        write_whole(Path(path), file_parts(shapes, arrays.__getitem__, stored_as(arrays)))
 
     @core.exclusive
     def load_weights(self, path: str | Path) -> None:

@@ -26,13 +26,15 @@ class Scheme:
 
     Attributes
     ----------
-    operands : the type of what products read; if it is not float32, a weight has a copy in it.
+    operands : the type of what products read. A weight of another type has a copy in it.
     moments : the type of the optimizer's states.
+    weights : the type of the weights.
     """
 
     name: str
     operands: str = WIDE
     moments: str = WIDE
+    weights: str = WIDE
 
     @property
     def moved(self) -> int:
@@ -41,8 +43,8 @@ class Scheme:
         Forward and backward read what products read; the update reads and writes the weight and the states, and
         writes the copy. No gradient moves: the update takes it from the cache.
         """
-        weight, operand, moment = (TYPES[name].bytes for name in (WIDE, self.operands, self.moments))
-        copy = operand if self.operands != WIDE else 0
+        weight, operand, moment = (TYPES[name].bytes for name in (self.weights, self.operands, self.moments))
+        copy = operand if self.operands != self.weights else 0
         return 2 * operand + 2 * (weight + len(OPTIMIZERS[USUAL].states) * moment) + copy
 
     def tokens(self, roofs: Roofs) -> float:
@@ -55,4 +57,5 @@ SCHEMES = (
     Scheme(WIDE),
     Scheme("bf16", "bfloat16"),
     Scheme("bf16, moments too", "bfloat16", "bfloat16"),
+    Scheme("bf16, weights too", "bfloat16", "bfloat16", "bfloat16"),
 )

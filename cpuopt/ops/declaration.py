@@ -148,6 +148,7 @@ class Arg:
         a model, they have a standard deviation of 1 / sqrt(fan_in).
     shown : whether a program's text names it if it is absent, or a number that is 0.
     drawn : for a state, whether a store in bfloat16 is rounded at random, as ``rounding.py`` says.
+    copies : for what has a state's numbers in a narrower type, that state; if the state is narrow, it is absent.
     low, high, usual : for a scalar, the ends of its range, from which the checks draw it, and the value that most calls
         have. A range may end at a size.
     """
@@ -168,6 +169,7 @@ class Arg:
     fan_in: Dim | None = None
     shown: bool = True
     drawn: bool = False
+    copies: str = ""
     low: float = 0.0
     high: float | Dim = 0.0
     usual: float = 0.0

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..machine import cores
-from .declaration import HALF, Arg, Kind, N, Op, inp, scalar
+from .declaration import FLOAT32, HALF, Arg, Kind, N, Op, Types, inp, scalar
 from .storage import WIDE
 
 USUAL = "adamw"
@@ -30,7 +30,7 @@ DRAWN = (
     scalar("draw", integer=True, low=0, high=2**62, shown=False),
     scalar("first", integer=True, low=0, high=2**33, shown=False),
 )
-"""What the random bits of states in bfloat16 depend on: the step, and the parameter's first element in the model."""
+"""What the random bits of stores in bfloat16 depend on: the step, and the parameter's first element in the model."""
 STEP = scalar("step", integer=True, low=1, high=5000, usual=1)
 
 
@@ -143,8 +143,8 @@ class Optimizer(Op):
         flat = Arg("param", "state", (N,))
         self.rounded = [*self.counts, *DRAWN]
         args = [
-            *self.places("param", flat),
-            self.copy(flat, "out"),
+            *self.places("param", flat, HALF),
+            self.copy("param", flat, "out"),
             inp("grad", N),
             *self.scalars(),
             GRAD_SCALE,
@@ -173,18 +173,18 @@ class Optimizer(Op):
         own = "" if parameter == "param" else f"{parameter}_"
         return {"param": parameter, **{s.name: own + s.name for s in self.states}}
 
-    def places(self, parameter: str, like: Arg) -> list[Arg]:
-        """Declare a parameter, with what an argument like it says, and its states."""
+    def places(self, parameter: str, like: Arg, types: Types = FLOAT32) -> list[Arg]:
+        """Declare a parameter of some types, with what an argument like it says, and its states."""
         names = self.names(parameter)
         place = partial(Arg, kind="state", shape=like.shape, optional=like.optional, reduces=like.reduces)
         return [
-            place(parameter, start=like.start, fan_in=like.fan_in),
+            place(parameter, start=like.start, fan_in=like.fan_in, types=types, drawn=len(types) > 1),
             *(place(names[s.name], negative=s.negative, start=s.start, types=HALF, drawn=True) for s in self.states),
         ]
 
-    def copy(self, like: Arg, kind: Kind) -> Arg:
-        """Declare the parameter's copy in a narrower type, which the step writes as it stores the parameter."""
-        return Arg("copy", kind, like.shape, optional=True, reduces=like.reduces, types=HALF, shown=False)
+    def copy(self, parameter: str, like: Arg, kind: Kind) -> Arg:
+        """Declare a parameter's copy in a narrower type, which the step writes as it stores the parameter."""
+        return Arg("copy", kind, like.shape, True, like.reduces, types=HALF, shown=False, copies=parameter)
 
     def apply(self, given: Mapping[str, Any], parameter: str, grad: Any, decay: str = "weight_decay") -> dict[str, Any]:
         """Compute the update of a parameter of a fused op from the gradient, by the reference."""

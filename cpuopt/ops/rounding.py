@@ -8,10 +8,14 @@ Rounded to nearest, a number does not change by less than half a unit in its las
 which are a function of the element's index in the model, of the state, and of `draw`, the step's number, which the
 engine makes of seed and step. Threads, ranks and a resume change none of them. With 32-bit arithmetic::
 
-    z    = index * 0x9E3779B1 + lower(draw)
-    z    = ((z ^ z >> 16) * 0x7FEB352D) ^ upper(draw) + state // 2
-    bits = (z ^ z >> 15) * 0x846CA68B
-    bits = bits ^ bits >> 16, of which an even state takes the lower half, an odd one the upper half
+    z    = (index + 2^29 * (state // 3)) * 0x9E3779B1 + lower(draw)
+    z    = ((z ^ z >> 16) * 0x7FEB352D) ^ upper(draw)
+    z    = (z ^ z >> 15) * 0x846CA68B
+    bits = z ^ z >> 16
+
+State 0 takes the lower half of the bits, state 1 the upper half, and state 2 the upper half of bits * 0x9E3779B1: of
+any two of them, all pairs of numbers are about as frequent. States 3 to 5 take the bits of other elements. A weight in
+bfloat16 counts as the state after the last.
 
 Source: Gupta et al. 2015 (Deep Learning with Limited Numerical Precision), section 3; the mixing is ``lowbias32`` of
 Wellons 2018 (Prospecting for Hash Functions) with two keys.
@@ -28,6 +32,8 @@ from .storage import WIDE, storage
 
 Array = np.ndarray[Any, Any]
 STEPS, M1, M2 = np.uint32(0x9E3779B1), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+PARTS, APART = 3, 1 << 29
+"""States that share a word of random bits, and how many elements apart the next ones take theirs."""
 
 
 def draw_of(seed: int, step: int) -> int:
@@ -40,13 +46,15 @@ def draw_of(seed: int, step: int) -> int:
 
 def bits_of(draw: int, first: int, count: int, state: int) -> Array:
     """Compute the 16 random bits of `count` elements of a state."""
+    word, part = divmod(state, PARTS)
     with np.errstate(over="ignore"):
-        index = (np.arange(count, dtype=np.uint64) + np.uint64(first)).astype(np.uint32)
+        index = (np.arange(count, dtype=np.uint64) + np.uint64(first + word * APART)).astype(np.uint32)
         z = index * STEPS + np.uint32(draw & 0xFFFFFFFF)
-        z = ((z ^ (z >> np.uint32(16))) * M1) ^ np.uint32((draw >> 32) + state // 2 & 0xFFFFFFFF)
+        z = ((z ^ (z >> np.uint32(16))) * M1) ^ np.uint32(draw >> 32 & 0xFFFFFFFF)
         z = (z ^ (z >> np.uint32(15))) * M2
         z = z ^ (z >> np.uint32(16))
-    return z >> np.uint32(16) if state % 2 else z & np.uint32(0xFFFF)
+        z = z * STEPS if part == 2 else z
+    return z >> np.uint32(16) if part else z & np.uint32(0xFFFF)
 
 
 def nearest(want: Array, got: Array, bits: Array) -> Array:

@@ -12,8 +12,8 @@ whose gradient has the rows of the tokens alone. These rows wait. The op of the 
 has it for the first of equal tokens, and zeros for the others. The op of the lookup adds its own gradient, and finishes
 those rows.
 
-The weight's copy in a narrower type, `copy`, is written with the weight, if there is one. The products of the head read
-it first.
+The weight may be in a narrower type. If it is not, it may have a copy in that, `copy`, which is written with it. The
+products of the head read the copy first.
 
 Source: the three ops; the order, update in backward, is that of Lv et al. 2023 (LOMO, arXiv 2306.09782).
 """
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from .declaration import Arg, Dim, Op, Updates, as_dim, index, inp, out
+from .declaration import FLOAT32, HALF, Arg, Dim, Op, Updates, as_dim, index, inp, out
 from .optimizer import DRAWN, USUAL, Optimizer
 from .rounding import bits_of
 from .sumsq import sumsq
@@ -81,11 +81,11 @@ def _args(op: Op, how: Updates, optimizer: Optimizer) -> Iterator[Arg]:
             p = a.name[1:]
             of = op.by_name.get(p) or (op.inverts.by_name.get(p) if op.inverts else None) or a
             given = replace(a, start=of.start, fan_in=of.fan_in)
-            yield from optimizer.places(p, given)
+            yield from optimizer.places(p, given, HALF if a is weight else FLOAT32)
             if a is weight and p not in op.by_name:
-                yield optimizer.copy(given, "state" if how.rows else "out")
+                yield optimizer.copy(p, given, "state" if how.rows else "out")
         elif a.name in how.parameters:
-            yield replace(optimizer.copy(a, "state"), reduces=weight.reduces, fan_in=a.fan_in)
+            yield replace(optimizer.copy(a.name, a, "state"), reduces=weight.reduces, fan_in=a.fan_in)
         else:
             yield replace(a, needed=True)
         if a is last and how.aside:
@@ -127,15 +127,16 @@ def _step(op: Op, how: Updates, optimizer: Optimizer, given: dict[str, Any]) -> 
 
 
 def drawn_bits(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the random bits by which a call rounds states that are bfloat16, by the states' names."""
+    """Compute the random bits by which a call rounds what is bfloat16 of parameters and states, by their names."""
     optimizer = next((o for o in (op, *op.fuses) if isinstance(o, Optimizer)), None)
     if not optimizer:
         return {}
     made, found = op.fuses[0].updates if op is not optimizer else None, {}
     for k, p in enumerate(made.parameters if made else ["param"]):
-        names, first = optimizer.names(p), given[f"{p}_first" if k else "first"]
-        for number, state in enumerate(optimizer.states):
-            x = given[names[state.name]]
+        own, *states = optimizer.names(p).values()
+        for number, name in enumerate((*states, own)):
+            x = given[name]
             if x is not None and x.dtype.name == "bfloat16":
-                found[names[state.name]] = bits_of(given["draw"], first, x.size, number).reshape(x.shape)
+                bits = bits_of(given["draw"], given[f"{p}_first" if k else "first"], x.size, number)
+                found[name] = bits.reshape(x.shape)
     return found

@@ -8,7 +8,7 @@ states of its slice alone (ZeRO-1), and receives the other parameters from their
 
 Weights that a step reads as their copies in bfloat16 alone have buckets of their own. Of these a rank receives the
 copies, half the bytes. The float32 of the slices that it does not own is then out of date, until the calls of the phase
-``collect`` have run.
+``collect`` have run. Weights in bfloat16 have buckets of their own too.
 
 If the buckets lie in memory that all ranks see, nothing is sent: a rank reads its slice in the others' buckets.
 """
@@ -22,7 +22,7 @@ from math import prod
 from .. import ops
 from ..comm import Comm
 from ..ops import collective
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 from .precision import NARROW
 from .program import Call, Phase, Place, Placed, Program, Value
 from .tree import across, buffers, leaves
@@ -42,6 +42,7 @@ class Bucket:
     starts : the element at which each parameter begins, and its gradient.
     size : elements, whole blocks.
     after : the call that completes its last gradient.
+    dtype : the type of its weights.
     cuts : where each rank's slice begins, and the end of the last one.
     narrow : whether steps read the copies of its weights alone.
     copies : the copies of those of its weights that have one.
@@ -51,6 +52,7 @@ class Bucket:
     name: str
     after: Call
     narrow: bool
+    dtype: str
     copies: dict[Value, Value] = field(default_factory=dict)
     starts: dict[Value, int] = field(default_factory=dict)
     size: int = 0
@@ -84,13 +86,13 @@ def buckets_of(program: Program, ranks: int) -> list[Bucket]:
     copies = {call.args["inp"]: call.args["out"] for call in program.phase("convert")}
     read = {v for call in program.phase("forward", "evaluate", "backward") for v in call.reads}
     found: list[Bucket] = []
-    filling: dict[bool, Bucket] = {}
+    filling: dict[tuple[bool, str], Bucket] = {}
     for p, call in sorted(trained.items(), key=lambda done: order[done[1]]):
-        narrow = p in copies and p not in read
-        if narrow not in filling or filling[narrow].size >= BUCKET:
-            filling[narrow] = Bucket(f"bucket.{len(found)}", call, narrow)
-            found.append(filling[narrow])
-        bucket, align = filling[narrow], 2 * ALIGN if narrow else ALIGN
+        kind = p in copies and p not in read, p.dtype
+        if kind not in filling or filling[kind].size >= BUCKET:
+            filling[kind] = Bucket(f"bucket.{len(found)}", call, *kind)
+            found.append(filling[kind])
+        bucket, align = filling[kind], ALIGN if kind == (False, WIDE) else 2 * ALIGN
         bucket.starts[p], bucket.after = bucket.size, call
         bucket.size += -(-prod(p.shape) // align) * align
         bucket.copies |= {p: copies[p]} if p in copies else {}
@@ -136,7 +138,7 @@ class Distribution:
         program, shape = self.program, (bucket.size,)
         partials = buffers(len(self.leaves))
         bucket.gradients = program.value(f"{bucket.name}.gradients", shape, "gradient")
-        bucket.weights = program.value(f"{bucket.name}.weights", shape, "parameter")
+        bucket.weights = program.value(f"{bucket.name}.weights", shape, "parameter", dtype=bucket.dtype)
         bucket.partials = [program.value(f"{bucket.name}.partial", shape, "gradient") for _ in range(partials)]
         lasting = [bucket.weights, *bucket.partials]
         if bucket.narrow:

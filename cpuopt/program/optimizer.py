@@ -19,11 +19,15 @@ Choice = str | Mapping[str, str]
 """An optimizer's name, or names by patterns of parameters, of which the last that matches wins."""
 
 
-def add_update(program: Program, choice: Choice = ops.USUAL, moments: str = WIDE) -> None:
+def add_update(program: Program, choice: Choice = ops.USUAL, moments: str = WIDE, at_random: bool = False) -> None:
     """Append, for each parameter that has a gradient, its share of the global norm and its optimizer's step.
 
     The weight decay of biases and of layer normalization is a number of its own, ``vector_decay``. The optimizers'
     states are stored in the type `moments`.
+
+    Parameters
+    ----------
+    at_random : whether weights or states are rounded at random.
 
     Raises
     ------
@@ -47,10 +51,10 @@ def add_update(program: Program, choice: Choice = ops.USUAL, moments: str = WIDE
         }
         args: dict[str, object] = {"param": parameter, "grad": gradient, "copy": None, **program.states[parameter]}
         args.update({a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.kind == "scalar"})
-        if moments == WIDE:
-            args |= {a.name: 0 for a in DRAWN}
-        else:
+        if at_random:
             args["first"] = first[parameter]
+        else:
+            args |= {a.name: 0 for a in DRAWN}
         if len(parameter.shape) == 1 and "weight_decay" in args:
             args["weight_decay"] = Scalar("vector_decay", optimizer.name)
         program.calls.append(Call(optimizer, _layer(parameter), args, "update"))

@@ -10,11 +10,11 @@ step, after the rewrites:
 - A weight keeps its float32, and has a copy that lives through all steps. The weight's update writes it, or a call
   behind it if its kernel cannot. So do the calls of the phase ``convert``, which the engine runs when a weight may have
   changed otherwise.
-- A weight that is an operand and not trained, frozen or in generation, is stored in bfloat16 alone. A call that cannot
-  read it so gets a copy in float32. The cache of keys and values is bfloat16 too.
+- A weight that is an operand is stored in bfloat16 alone if it is frozen, or if this is asked for and its update can
+  write it so, rounded at random. A call that cannot read it so gets a copy in float32. In generation, the cache of keys
+  and values is bfloat16 too.
 
-Sums, statistics, losses, gradients of weights and the states of optimizers stay float32. No model, layer or optimizer
-knows of the pass.
+Sums, statistics, losses and gradients of weights stay float32. No model, layer or optimizer knows of the pass.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def store_operands(program: Program, takes: Takes, inline: bool, alone: Collecti
     ----------
     inline : whether a weight's copy is written by a call right after its update; else the engine converts all weights
         before the next forward.
-    alone : weights that are stored in bfloat16 alone, as `weights_of_products` finds them before a rewrite. The caches
-        are bfloat16 then too, if their kernels take it.
+    alone : weights that are stored in bfloat16 alone, of those that `weights_of_products` finds before a rewrite.
     """
     work = _Pass(program, takes)
     work.narrow(alone)
@@ -71,13 +70,11 @@ class _Pass:
 
     def narrow(self, alone: Collection[Value]) -> None:
         """Store weights in bfloat16 alone, and caches."""
-        for v in alone:
+        states = [(call, a, call.args[a.name]) for call in self.program.calls for a in call.op.arrays]
+        states = [(call, a, v) for call, a, v in states if a.kind == "state" and v is not None]
+        wide = {v for call, a, v in states if not (NARROW in a.types and self.takes(call, a))}
+        for v in {*alone, *(v for _, a, v in states if not a.drawn)} - wide:
             v.dtype = NARROW
-        for call in self.program.calls:
-            for a in call.op.arrays:
-                v = call.args[a.name]
-                if a.kind == "state" and v is not None and not a.drawn and NARROW in a.types and self.takes(call, a):
-                    v.dtype = NARROW
 
     def wide(self, call: Call) -> list[Arg]:
         """List the arguments that a call can read in float32 only, and that are bfloat16."""

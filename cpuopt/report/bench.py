@@ -102,11 +102,10 @@ def header(record: Mapping[str, Any]) -> Text:
 
 
 def types_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the types of what cpuopt's products read in a record, and that of its moments if it is not the usual."""
+    """Return the types of what cpuopt's products read in a record, and of moments and weights if they are not usual."""
     earlier = record.get("dtype") or WIDE  # of records of earlier versions
-    moments = record.get("moments", WIDE)
     types = [*dict.fromkeys(r.get("dtype", earlier) for r in record["results"])]
-    return [*types, *([f"{moments} moments"] if moments != WIDE else [])]
+    return types + [f"{record[n]} {n}" for n in ("moments", "weights") if record.get(n, WIDE) != WIDE]
 
 
 def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:

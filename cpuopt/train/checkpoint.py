@@ -33,9 +33,8 @@ from ..files.reading import misfit, open_file, read_json
 from ..models import FIRST, Config, from_json
 from ..ops import OPTIMIZERS, OUTER, USUAL
 from ..ops.declaration import Shape
-from ..program.precision import NARROW
 from ..weights import NO_MARKS, Marks, Weights
-from ..weights.tensors import Array, TensorFile, all_below, file_parts
+from ..weights.tensors import Array, TensorFile, all_below, file_parts, stored_as
 from . import record
 from .frozen import Read, compared, drawn
 
@@ -216,9 +215,7 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
         with Agreement(comm), plain_errors():
             for file, tensors in written_by(engine).items():
                 shapes = {name: x.shape for name, x in tensors.items()}
-                narrow = any(x.dtype.name == NARROW for x in tensors.values())
-                content = file_parts(shapes, tensors.__getitem__, "bf16" if narrow else "f32")
-                written[file] = _write(part / file, content)
+                written[file] = _write(part / file, file_parts(shapes, tensors.__getitem__, stored_as(tensors)))
         files = {name: said for rank in comm.everyone(written) for name, said in rank.items()}
         with Agreement(comm), plain_errors():
             if not comm.rank:

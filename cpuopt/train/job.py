@@ -11,6 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import models, nn
 from ..building import Array, BuildOptions, Built, build
 from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
@@ -211,15 +213,19 @@ class Job(TrainingSteps):
             return None
         arrays, lora = self.engine.parameters(), nn.Lora.parse(self.settings.lora)
         layers = tuple(nn.adapted_layers(arrays))
-        return Adapter(Path(self.settings.run), lora, layers, arrays.__getitem__, self.settings.init)
+        return Adapter(Path(self.settings.run), lora, layers, self._now, self.settings.init)
 
     def weight(self, name: str) -> Array:
         """Return a parameter of the model as it is now, in float32: with what its adapter adds to it."""
 
         def read(name: str) -> Array:
-            return self.source(name) if name in self.frozen else self.engine.parameters()[name]
+            return self.source(name) if name in self.frozen else self._now(name)
 
         return self.adapter.merged(read)(name) if self.adapter else read(name)
+
+    def _now(self, name: str) -> Array:
+        """Return a parameter of the engine in float32."""
+        return self.engine.parameters()[name].astype(np.float32, copy=False)
 
 
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
@@ -528,7 +534,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     other = {
         USUAL: settings.optimizer != USUAL,
         "training all parameters": bool(settings.freeze or settings.lora),
-        "moments in float32": settings.moments != FLAGS["moments"].default,
+        "moments and weights in float32": any(getattr(settings, n) != FLAGS[n].default for n in ("moments", "weights")),
     }
     if which := next((name for name, differs in other.items() if differs), ""):
         note = f"--variant auto: plans are for {which}; all ops stay with {registry.DEFAULT}"
@@ -602,6 +608,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         dtype=stored(settings.dtype),
         base=base if (base := settings.base or "") in BLOCKS else "",
         moments=DTYPES[settings.moments],
+        weights=DTYPES[settings.weights],
         threads=settings.threads,
         processes=settings.processes,
         kernel_files=(*settings.kernels, *config.files),

@@ -137,13 +137,19 @@ class Settings:
     )
     dtype: str = setting(
         "float32",
-        "Store in this type what products, attention and activations read: float32 or bf16. Weights, sums and states "
-        "stay float32.",
+        "Store in this type what products, attention and activations read: float32 or bf16. Weights that are updated, "
+        "sums and states stay float32.",
         one_of(DTYPES),
     )
     moments: str = setting(
         "float32",
         "Store the optimizer's states in this type: float32 or bf16, which is rounded at random.",
+        one_of(DTYPES),
+    )
+    weights: str = setting(
+        "float32",
+        "Store the weights that products read in this type: float32 or bf16, which is rounded at random and needs "
+        "--dtype bf16.",
         one_of(DTYPES),
     )
     threads: int | None = setting(
@@ -343,6 +349,11 @@ class Settings:
             raise UserError(f"--base {self.base}: all weights are trained; add --lora r=8, or --freeze PATTERN")
         if self.base == "bf16" and self.dtype != "bf16":
             raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
+        if self.weights == "bf16":
+            if self.dtype != "bf16":
+                raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
+            if self.local_steps:
+                raise UserError("--weights bf16 with --local-steps: ranks meet in float32; leave one of them out")
         if self.pack and not is_chats(self.data):
             raise UserError(f"--pack: --data {self.data} is text, whose rows are full; expected a .jsonl of examples")
         require_format(self.chat_format)
@@ -412,7 +423,7 @@ FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
-JOB = ("model", "init", "data", "chat_format", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
+JOB = ("model", "init", "data", "chat_format", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments", "weights")
 KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
 SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero", "local_steps")
 

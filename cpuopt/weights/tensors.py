@@ -209,15 +209,23 @@ def content_of(x: Array, dtype: DType) -> Content:
     return np.ascontiguousarray(x, STORED[dtype][1]).data
 
 
-def file_parts(shapes: Mapping[str, Shape], read: Read, dtype: DType = "f32") -> Iterator[Content]:
-    """Yield the parts of a safetensors file, a tensor at a time."""
+def stored_as(arrays: Mapping[str, Array]) -> dict[str, DType]:
+    """Return the type in which a file holds each of some arrays as it is: bf16 or f32."""
+    return {name: "bf16" if x.dtype.name == "bfloat16" else "f32" for name, x in arrays.items()}
+
+
+def file_parts(
+    shapes: Mapping[str, Shape], read: Read, dtype: DType | Mapping[str, DType] = "f32"
+) -> Iterator[Content]:
+    """Yield the parts of a safetensors file, a tensor at a time, all of one type or each of its own."""
+    types = dict.fromkeys(shapes, dtype) if isinstance(dtype, str) else dtype
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + prod(shape) * STORED[dtype][0]
-        header[name] = {"dtype": dtype.upper(), "shape": list(shape), "data_offsets": [start, end]}
+        start, end = end, end + prod(shape) * STORED[types[name]][0]
+        header[name] = {"dtype": types[name].upper(), "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name in shapes:
-        yield content_of(read(name), dtype)
+        yield content_of(read(name), types[name])

@@ -49,4 +49,10 @@ def test_cases_are_awkward(op: ops.Op) -> None:
     assert {case.kind for case in found} >= {"normal", "large", "offset", "tiny", "constant"}
     optional = frozenset(a.name for a in op.args if a.optional)
     absent = {frozenset(), optional, frozenset(limits(op))}
-    assert {case.absent for case in found} == {case.absent for case in quick_cases(op)} == absent
+    copies = {frozenset(a.name for a in op.args if a.copies)}  # of weights that are narrow themselves
+    assert {case.absent for case in found} == absent | copies
+    assert {case.absent for case in quick_cases(op)} == absent
+    narrow = [{a.name for a in op.args if a.drawn and case.types.get(a.name)} for case in found]
+    drawn = {a.name for a in op.args if a.drawn}
+    weights = {a.copies for a in op.args} & drawn
+    assert all(some in narrow for some in (set[str](), weights, drawn - weights, drawn))

@@ -16,7 +16,7 @@ def numbers(lr, beta1, beta2, eps, weight_decay, step):
 @helper()
 def update(param, m, v, grad, scale, b1, c1, b2, c2, rate, root, small, decay):
     """Divide once."""
-    for i in range(param.shape[0]):
+    for i in range(grad.shape[0]):
         g = grad[i] * scale
         mi = b1 * m[i] + c1 * g
         vi = b2 * v[i] + c2 * (g * g)

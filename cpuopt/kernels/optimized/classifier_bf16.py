@@ -6,7 +6,7 @@ from numba import prange
 from ... import ops
 from ...ops.classifier import BLOCK
 from ..compile.jit import helper, kernel
-from ..toolkit.pairs import halves, narrow
+from ..toolkit.pairs import halves, narrow, read_of
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import MR, NR, PER_WORD
@@ -114,7 +114,8 @@ def classifier_backward(epilogue):
         logits, words, panels, rows, queue, work, parts, counted, some, dsome,
     ):  # fmt: skip
         BT, C = inp.shape
-        V, most, size = weight.shape[0], BLOCK, WEIGHT_SCRATCH
+        read = read_of(to[0], weight)
+        V, most, size = read.shape[0], BLOCK, WEIGHT_SCRATCH
         if steps:
             most, size = BT, WEIGHT_SCRATCH + max(STRIP, MR * C)
         W, threads = (V + 1) // 2, work.shape[0] // max(PER_THREAD, size)
@@ -129,7 +130,7 @@ def classifier_backward(epilogue):
             if total < BT:
                 x = halves(some)[: n * C].reshape(n, C)
                 gather(x, inp, there)
-            linear_bf16(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue, rows)
+            linear_bf16(part, x, read, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue, rows)
             dlogits = halves(pairs)
             gradient_block(part, dlogits, losses, share, targets, ignore_index, there)
             if dinp.shape[0] > 0:
@@ -138,7 +139,7 @@ def classifier_backward(epilogue):
                     d = dsome[: n * C].reshape(n, C)
                     if dinp_add:
                         gather(d, dinp, there)
-                linear_input(d, dinp_add, pairs, weight, work[: threads * INPUT_SCRATCH], parts, queue)
+                linear_input(d, dinp_add, pairs, read, work[: threads * INPUT_SCRATCH], parts, queue)
                 if total < BT:
                     scatter(dinp, d, there)
             if to[0].shape[0] > 0:

@@ -4,9 +4,9 @@ The rows are stored, added to what is there, or an optimizer's step is taken fro
 
 The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
 float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
-parameter, of each state and of the gradient, the gradient's scale, and the numbers. It does not read an element of a
-state that it has stored, because a state in bfloat16 then has the rounded number. A package of variants without such a
-file takes that of vanilla.
+parameter, of each state and of the gradient, the gradient's scale, and the numbers. It does not read an element that it
+has stored, because one in bfloat16 then has the rounded number. A package of variants without such a file takes that of
+vanilla.
 """
 
 import inspect
@@ -150,15 +150,18 @@ def first_of_slice(at, grad):
     return at.start
 
 
-def state_at_random(s: int) -> Any:
-    """Make the function of (parts, draw, first) that returns the s-th state, which is rounded at random, in a tuple."""
-    rounded, n = rounded_of(s), s + 1
+def at_random(n: int, each: int) -> Any:
+    """Make the function of (parts, draw, first) that returns the n-th of `each` parts, alone in a tuple.
+
+    One in bfloat16 is rounded at random. The parameter comes before its states, and counts as the last of them.
+    """
+    rounded = rounded_of((n or each) - 1)
 
     @helper(inline="always")
-    def state(args):
+    def part(args):
         return (rounded(args[0][n], args[1], args[2]),)
 
-    return state
+    return part
 
 
 @cache
@@ -250,19 +253,14 @@ class Step:
         numbers = slice(first, first + self.count)
         copy = self.arrays.index("copy")
 
-        first_state = k * self.each + 1
-        rounding = joined(*map(state_at_random, range(self.each - 1)))
+        rounding = joined(*(at_random(n, self.each) for n in range(self.each)))
         draw, place = self.arrays.index("draw"), self.arrays.index(f"{self.parameters[k]}_first" if k else "first")
         index_of = first_of_row if self.made and not k else first_of_slice
 
         @by_row()
         def step(to, at, grad, scale):
-            parts = rows(to[arrays], at)
-            if is_half(to[first_state]):
-                states = rounding((parts, to[draw], to[place] + index_of(at, grad)))
-                update(*(parts[:1] + states + (grad, scale) + to[numbers]))
-            else:
-                update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
+            parts = rounding((rows(to[arrays], at), to[draw], to[place] + index_of(at, grad)))
+            update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
 
         @helper(inline="always")
         def step_and_copy(to, at, grad, scale):

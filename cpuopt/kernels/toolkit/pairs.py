@@ -77,6 +77,14 @@ def is_half(typingctx, x):
     return types.boolean(x), lambda context, builder, signature, args: context.get_constant(types.boolean, known)
 
 
+@intrinsic
+def read_of(typingctx, weight, copy):
+    """Return what products read of a weight: itself if it is bfloat16, else its copy."""
+    of = int(weight.dtype != bfloat16)
+    kind = (weight, copy)[of]
+    return kind(weight, copy), lambda context, builder, sig, args: impl_ret_borrowed(context, builder, kind, args[of])
+
+
 def bits_at(emit, kind, place, lanes):
     """Load elements as bfloat16, and widen their bits to words."""
     unit = unit_of(kind)

@@ -1,8 +1,8 @@
 """Stochastic rounding of float32 to bfloat16, as ``cpuopt/ops/rounding.py`` defines it, inside of an optimizer's rule.
 
-A rule gets each state in bfloat16 as a `Rounded`. It widens an element when the rule reads it, and rounds a number at
-random when the rule stores one. So all of a step is one loop, and rounding runs while the processor divides. States
-0 and 1 share a word of random bits; LLVM sees that it is the same and computes it once.
+A rule gets a parameter or a state in bfloat16 as a `Rounded`. It widens an element when the rule reads it, and rounds a
+number at random when the rule stores one. So all of a step is one loop, and rounding runs while the processor divides.
+Some of them share a word of random bits; LLVM sees that it is the same and computes it once.
 
 The arithmetic of 32 bits is written for LLVM: numba would give its sums and products 64 bits, at three times the time.
 """
@@ -12,22 +12,22 @@ import operator
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.imputils import lower_builtin
+from numba.core.imputils import impl_ret_borrowed, lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from ...ops.rounding import M1, M2, STEPS
+from ...ops.rounding import APART, M1, M2, PARTS, STEPS
 from ..compile.storage import QUIET, UP, bfloat16
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
 class Rounded(types.Type):
-    """Elements of a state in bfloat16, with what their random bits depend on."""
+    """Elements in bfloat16, with what their random bits depend on."""
 
-    def __init__(self, odd: bool) -> None:
-        super().__init__(name=f"rounded at random, by the {'upper' if odd else 'lower'} half")
-        self.odd = odd
+    def __init__(self, part: int) -> None:
+        super().__init__(name=f"rounded at random, by part {part} of the bits")
+        self.part = part
 
     # kept here, where the cache of compiled kernels sees a change
     @staticmethod
@@ -42,8 +42,9 @@ class Rounded(types.Type):
         return mixed(builder.mul(mixed(z, 15), I32(int(M2))), 16)
 
     def drop(self, builder, x, word):
-        """Add half of a word to the bits of a float32, and drop their lower half; a NaN stays one."""
-        random = builder.lshr(word, I32(UP)) if self.odd else builder.and_(word, I32(0xFFFF))
+        """Add a part of a word to the bits of a float32, and drop their lower half; a NaN stays one."""
+        word = builder.mul(word, I32(int(STEPS))) if self.part == 2 else word
+        random = builder.lshr(word, I32(UP)) if self.part else builder.and_(word, I32(0xFFFF))
         bits = builder.bitcast(x, I32)
         quiet = builder.or_(bits, I32(QUIET))
         bits = builder.select(builder.fcmp_unordered("uno", x, x), quiet, builder.add(bits, random))
@@ -100,19 +101,26 @@ def _write(context, builder, sig, args):
 
 
 def rounded_of(n):
-    """Make the function that gives a rule the n-th state: ``rounded(x, draw, first)``, x from element `first` on."""
+    """Make the function that gives a rule the n-th state: ``rounded(x, draw, first)``, x from element `first` on.
+
+    An array of another type than bfloat16 stays as it is.
+    """
 
     @intrinsic
     def rounded(typingctx, x, draw, first):
-        kind = Rounded(n % 2 > 0)
+        if x.dtype != bfloat16:
+            return x(x, types.int64, types.int64), lambda context, builder, sig, args: impl_ret_borrowed(
+                context, builder, sig.return_type, args[0]
+            )
+        kind = Rounded(n % PARTS)
 
         def codegen(context, builder, sig, args):
             x, draw, first = args
             made = cgutils.create_struct_proxy(kind)(context, builder)
             data = context.make_array(sig.args[0])(context, builder, x).data
             made.data = builder.bitcast(data, made.data.type)
-            made.first, made.lower = builder.trunc(first, I32), builder.trunc(draw, I32)
-            made.upper = builder.add(builder.trunc(builder.lshr(draw, I64(32)), I32), I32(n // 2))
+            made.first = builder.add(builder.trunc(first, I32), I32(n // PARTS * APART))
+            made.lower, made.upper = (builder.trunc(x, I32) for x in (draw, builder.lshr(draw, I64(32))))
             return made._getvalue()
 
         return kind(x, types.int64, types.int64), codegen

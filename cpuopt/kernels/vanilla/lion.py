@@ -17,7 +17,7 @@ def numbers(lr, beta1, beta2, weight_decay):
 @helper()
 def update(param, m, grad, scale, b1, c1, b2, c2, rate, decay):
     """Follow the formula; the sign of zero is zero, and NaN stays."""
-    for i in range(param.shape[0]):
+    for i in range(grad.shape[0]):
         g = grad[i] * scale
         c = b1 * m[i] + c1 * g
         m[i] = b2 * m[i] + c2 * g

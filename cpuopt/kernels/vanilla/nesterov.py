@@ -14,7 +14,7 @@ def numbers(lr, momentum):
 @helper()
 def update(param, velocity, grad, scale, rate, momentum):
     """Follow the formula."""
-    for i in range(param.shape[0]):
+    for i in range(grad.shape[0]):
         g = grad[i] * scale
         v = momentum * velocity[i] + g
         velocity[i] = v

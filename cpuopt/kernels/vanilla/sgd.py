@@ -14,7 +14,7 @@ def numbers(lr, momentum, weight_decay):
 @helper()
 def update(param, velocity, grad, scale, rate, momentum, decay):
     """Follow the formula."""
-    for i in range(param.shape[0]):
+    for i in range(grad.shape[0]):
         v = momentum * velocity[i] + (grad[i] * scale + decay * param[i])
         velocity[i] = v
         param[i] -= rate * v

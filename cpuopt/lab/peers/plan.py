@@ -64,7 +64,7 @@ class Plan:
     variant, swap, fuse, kernels : the settings of cpuopt's own side.
     recompute : the blocks that cpuopt's sides compute again in the backward, as for `train`.
     dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it.
-    moments : the type in which cpuopt's sides store the optimizer's states.
+    moments, weights : the types in which cpuopt's sides store the optimizer's states and the weights.
     threads : the number of threads of every side.
     rounds : the number of rounds, each with a trial of both sides.
     seed : the random seed for the order of trials, the batches and the initial weights.
@@ -82,6 +82,7 @@ class Plan:
     recompute: str | int = 0
     dtype: str | None = None
     moments: str = WIDE
+    weights: str = WIDE
     kernels: tuple[str, ...] = ()
     threads: int = 1
     rounds: int = 10
@@ -107,6 +108,12 @@ class Plan:
                 raise UserError(f"{flag} {n}: expected {least} or more")
         require("dtype", self.dtype)
         require("moments", self.moments)
+        require("weights", self.weights)
+        if wide := [n for n in (*self.every, *self.against) if self.weights != WIDE == self.own_dtype(n)]:
+            raise UserError(
+                f"--weights {self.weights}: products beside {wide[0]} read float32; add --dtype bf16, or leave "
+                f"{wide[0]} out"
+            )
         require("recompute", self.recompute)
         for peer in self.peers:
             if peer not in (*PEERS, BEST):
@@ -184,6 +191,7 @@ def cpuopt_side(
         "fuse": fuse,
         "dtype": dtype,
         "moments": plan.moments,
+        "weights": plan.weights,
         "recompute": plan.recompute,
         "kernels": plan.kernels,
         "threads": plan.threads,

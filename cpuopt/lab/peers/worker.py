@@ -83,7 +83,7 @@ class Session:
         settings = settings_of(self.request)
         if settings.dtype == WIDE:
             return {"losses": losses_of(self.job, scales)}
-        job = self._job(replace(settings, dtype=WIDE))
+        job = self._job(replace(settings, dtype=WIDE, weights=WIDE))
         load(Path(self.request["params"]), job.engine.parameters())
         found = losses_of(job, scales)
         del job
@@ -128,9 +128,9 @@ def check(request: Mapping[str, Any]) -> None:
 
 
 def save(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write parameters by name."""
+    """Write parameters by name, in float32."""
     with path.open("wb") as f:
-        np.savez(f, **params)  # type: ignore[arg-type]  # a name is no option of savez
+        np.savez(f, **{n: x.astype(np.float32) for n, x in params.items()})  # type: ignore[arg-type]  # no option
 
 
 def load(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -139,7 +139,7 @@ def load(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
         if set(stored) != set(params):
             raise UserError(f"initial weights differ in {', '.join(sorted(set(stored) ^ set(params)))}")
         for name, array in params.items():
-            np.copyto(array, stored[name], casting="no")
+            array[...] = stored[name]
 
 
 def main() -> None:

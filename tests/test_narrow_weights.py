@@ -1,0 +1,232 @@
+"""Weights in bfloat16 alone: what is stored so, how a step rounds them, and that nothing else changes the bits."""
+
+import json
+
+import numpy as np
+import pytest
+from test_bf16 import batches, engine_of, losses_of, weights_of
+from test_optimizers import HALF, TRAIN
+
+from cpuopt import Engine, cli, models, ops
+from cpuopt.building import build
+from cpuopt.check.cases import ODD
+from cpuopt.check.cases import case as make_case
+from cpuopt.check.check import check
+from cpuopt.comm.threads import Team
+from cpuopt.errors import UserError
+from cpuopt.kernels import registry
+from cpuopt.kernels.registry import Choice
+from cpuopt.ops.rounding import bits_of, draw_of
+from cpuopt.program.fuse import usual
+from cpuopt.train import checkpoint
+from cpuopt.weights import open_weights
+from cpuopt.weights.tensors import TensorFile
+
+BOTH = {"weights": "bfloat16", "moments": "bfloat16"}
+F32 = np.float32
+
+
+def matrices(program):
+    return {p.name for p in program.parameters if len(p.shape) == 2 and "wpe" not in p.name}
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_what_products_read_is_stored_once(name, two_pass):
+    engine = engine_of(name, two_pass=two_pass, weights="bfloat16")
+    program, plan = engine.program, engine.plan.describe()
+    assert {p.name for p in program.parameters if p.dtype == "bfloat16"} == matrices(program)
+    assert "copies" not in plan
+    assert not [*program.phase("convert")]
+    assert not any(c.op is ops.copy and c.args["inp"].group == "parameter" for c in program.calls)
+    assert not any(v.dtype == "bfloat16" for v in program.moments)
+
+
+def test_a_parameter_takes_six_bytes():
+    engine = engine_of(**BOTH)
+    plan, count = engine.plan.describe(), {p.name: p.nbytes // TYPE[p.dtype] for p in engine.program.parameters}
+    in_products = sum(count[name] for name in matrices(engine.program))
+    assert plan["parameters"] + plan["moments"] == 6 * in_products + 8 * (sum(count.values()) - in_products)
+
+
+TYPE = {"float32": 4, "bfloat16": 2}
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
+def test_training_is_near_that_with_weights_in_float32(name, variant, optimizer):
+    how = {"variant": variant, "optimizer": optimizer}
+    want = losses_of(engine_of(name, **how))
+    for two_pass in (False, True):
+        got = losses_of(engine_of(name, two_pass=two_pass, **BOTH, **how))
+        assert got != want
+        np.testing.assert_allclose(got, want, rtol=5e-3)
+
+
+def test_the_bits_do_not_depend_on_threads_but_on_the_seed():
+    def bits(threads, seed=0):
+        engine = engine_of(threads=threads, **BOTH)
+        engine.dropout_seed = seed
+        return losses_of(engine), weights_of(engine)
+
+    assert bits(1) == bits(2) == bits(3)
+    assert bits(2, seed=1) != bits(2)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_micro_batches_and_ranks_have_the_bits_of_one_another(shared, zero):
+    first, *more = batches(4)
+
+    def alone():
+        engine = engine_of(two_pass=True, micro_batches=4, **BOTH)
+        for _ in range(3):
+            engine.step(lr=1e-3, more=more, **first)
+        return weights_of(engine)
+
+    def on_rank(comm):
+        n = 4 // comm.size
+        engine = engine_of(two_pass=True, micro_batches=n, comm=comm, zero=zero, **BOTH)
+        mine = [first, *more][n * comm.rank : n * comm.rank + n]
+        for _ in range(3):
+            engine.step(lr=1e-3, more=mine[1:], **mine[0])
+        assert not engine.program.copied  # the weights themselves are sent, in half the bytes
+        return weights_of(engine)
+
+    want = alone()
+    for got in [*Team(2, shared).run(on_rank), *Team(4, shared).run(on_rank)]:
+        assert got == want
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_steps_below_the_spacing_add_up(variant):
+    """From 1, steps of 1e-4 go 0.1 down in 1,000 steps within 2 %; rounded to nearest, they go nowhere."""
+    kernel = registry.KERNELS["sgd", variant].of({"param": "bfloat16"})
+    kernel.compile()
+    run, n = kernel.direct().function, 4096
+    param, grad, velocity, none = np.ones(n, HALF), np.ones(n, F32), np.zeros(n, F32), np.empty(0, F32)
+    for step in range(1, 1001):
+        run(param, velocity, none, grad, 1e-4, 0.0, 0.0, 1.0, draw_of(0, step), 0)
+    assert 1 - float(param.astype(F32).mean()) == pytest.approx(0.1, rel=0.02)
+    stays = np.ones(n, HALF)
+    assert ((stays.astype(F32) - F32(1e-4)).astype(HALF) == stays).all()
+
+
+def test_of_the_bits_of_an_element_any_two_are_independent():
+    found = [bits_of(draw_of(3, 5), 70, 1 << 20, state) for state in range(4)]
+    for k, one in enumerate(found):
+        assert one.mean() == pytest.approx(32767.5, rel=3e-3)
+        for other in found[:k]:
+            pairs = np.histogram2d(one, other, bins=64, range=[[0, 1 << 16]] * 2)[0] - (1 << 20) / 4096
+            assert (pairs**2).sum() / 256 / 4095 == pytest.approx(1, abs=0.1)  # chi squared, a degree of freedom
+
+
+def of_another_part(param, m, v, copy, grad, *numbers):
+    """Rounds the parameter by the bits of m."""
+    given = [x.astype(F32) for x in (param, m, v)]
+    registry.KERNELS["adamw", "vanilla"].function(*given, copy, grad, *numbers)
+    for x, new, state in zip((param, m, v), given, (0, 0, 1), strict=True):
+        words = new.view(np.uint32).astype(np.uint64) + bits_of(*numbers[-2:], x.size, state)
+        x[...] = (words >> 16).astype(np.uint16).view(HALF)
+
+
+def to_nearest(param, m, v, copy, grad, *numbers):
+    """Rounds the parameter to nearest, and states as they should be."""
+    wide = param.astype(F32)
+    registry.KERNELS["adamw", "vanilla"].function(wide, m, v, copy, grad, *numbers)
+    param[...] = wide.astype(HALF)
+
+
+@pytest.mark.parametrize("function", [of_another_part, to_nearest])
+def test_a_kernel_that_rounds_weights_otherwise_is_refused(function):
+    types = {"param": "bfloat16", "m": "bfloat16", "v": "bfloat16"}
+    mutant = registry.Kernel(ops.adamw, "mutant", function, narrow=True)
+    result = check(mutant, make_case(ops.adamw, ODD, types=types), threads=(1,))
+    assert result.verdict == "FAIL", result
+
+
+def test_a_case_with_narrow_weights_has_no_copy_of_them():
+    op = ops.ALL["classifier_update"]
+    types = dict.fromkeys(("weight", "copy", "inp"), "bfloat16")
+    narrow = make_case(op, ODD, types=types)
+    assert "copy" in narrow.absent
+    assert narrow.types.keys() == {"weight", "inp"}
+    assert "copy" not in make_case(op, ODD, types={"copy": "bfloat16", "inp": "bfloat16"}).absent
+
+
+def test_a_weight_whose_update_cannot_write_it_keeps_its_float32(monkeypatch):
+    usual_kernel = registry.KERNELS["adamw", "vanilla"]
+    stubborn = registry.Kernel(ops.adamw, "stubborn", usual_kernel.function, where="here:1", narrow=False)
+    monkeypatch.setitem(registry.KERNELS, ("adamw", "stubborn"), stubborn)
+    choice = Choice("optimized", ["adamw@h.0.mlp.c_fc=stubborn"])
+    config = models.parse("gpt2-tiny")
+    how = {"dtype": "bfloat16", "weights": "bfloat16", "choice": choice, "fuse": usual("optimized", True)}
+    program = build(config.module(), config.specs(2, 16), **how).program
+    kept = {p.name for p in program.parameters if p.name in matrices(program) and p.dtype == "float32"}
+    assert kept == {"h.0.mlp.c_fc.weight"}
+    assert [c.args["inp"].name for c in program.phase("convert")] == [*kept]
+
+
+def test_what_is_written_to_a_weight_is_rounded_to_nearest_and_read():
+    engine, batch = engine_of(weights="bfloat16"), batches(1)[0]
+    before = engine.forward(**batch)
+    wte = engine.parameters()["wte.weight"]
+    wte[...] = wte.astype(F32) * 2
+    assert abs(engine.forward(**batch) - before) > 1e-3
+    wte[...] = F32(1 + 2**-8 + 2**-20)
+    assert (wte.astype(F32) == 1 + 2**-7).all()
+
+
+def test_what_does_not_go_together_is_refused(capsys):
+    with pytest.raises(UserError, match="weights 'bfloat16': products read them so with dtype='bfloat16' alone"):
+        engine_of(dtype="float32", weights="bfloat16")
+    with pytest.raises(UserError, match="weights 'half': expected 'float32' or 'bfloat16'"):
+        engine_of(weights="half")
+    for flags, why in [
+        ([*TRAIN, "--weights", "bf16"], "--weights bf16: products read them so with --dtype bf16 alone"),
+        ([*TRAIN, "--weights", "bf16", "--dtype", "bf16", "--local-steps", "2"], "ranks meet in float32"),
+        ([*TRAIN, "--weights", "int8"], "--weights 'int8': expected one of float32, bf16"),
+        (["bench", "--model", "gpt2-tiny", "--weights", "bf16", "--against", "vanilla"], "beside vanilla read float32"),
+    ]:
+        assert cli.main(flags) == 2, flags
+        assert why in capsys.readouterr().err
+
+
+def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    narrow = ["--dtype", "bf16", "--weights", "bf16", "--moments", "bf16"]
+    flags = [*TRAIN, *narrow, "--save-every", "5", "--keep", "9"]
+    assert cli.main([*flags, "--steps", "10", "--runs", "whole", "--save", "saved"]) == 0
+    assert cli.main([*flags, "--steps", "5", "--runs", "cut"]) == 0
+    assert cli.main(["train", "--resume", "--steps", "10", "--runs", "cut", "--weights", "float32"]) == 2
+    assert "the run has weights 'bf16', not 'float32'" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--steps", "10", "--runs", "cut"]) == 0
+    (one,), (two,) = (list((tmp_path / root).glob("*/checkpoints/step-00000010")) for root in ("whole", "cut"))
+    for file in checkpoint.TENSORS[ops.USUAL]:
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+    tensors = TensorFile(one / checkpoint.PARAMS).tensors
+    assert {t.dtype for n, t in tensors.items() if n.endswith("c_fc.weight")} == {"BF16"}
+    assert {t.dtype for n, t in tensors.items() if ".ln_" in n or "wpe" in n} == {"F32"}
+    run, saved = checkpoint.open_weights(one.parent.parent), open_weights(tmp_path / "saved")
+    for name in tensors:
+        x = run.read(name)
+        assert x.dtype == F32
+        assert (x == saved.read(name)).all()
+    capsys.readouterr()
+    assert cli.main(["eval", "--init", str(one.parent.parent), "-T", "16", "--json"]) == 0
+    assert np.isfinite(json.loads(capsys.readouterr().out)["loss"])
+
+
+def test_weights_are_saved_as_they_are_and_loaded_again(tmp_path):
+    config = models.parse("gpt2-tiny")
+
+    def made(seed):
+        how = {"seed": seed, "threads": 2, "dtype": "bfloat16", "weights": "bfloat16"}
+        return Engine(config.module(), config.specs(2, 16), **how)
+
+    one, other = made(0), made(1)
+    one.save_weights(tmp_path / "w.safetensors")
+    other.load_weights(tmp_path / "w.safetensors")
+    assert weights_of(one) == weights_of(other)
+    assert TensorFile(tmp_path / "w.safetensors").tensors["wte.weight"].dtype == "BF16"
