@@ -235,7 +235,7 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
     n_blocks = len(blocks(program))
     narrow = next(word for word, of in DTYPES.items() if of != WIDE)
     for words in (("moments",), ("dtype", "moments"), ("weights", "moments"), ("dtype", "weights", "moments")):
-        if "weights" in words and (s.local_steps or ("dtype" not in words and s.dtype != narrow)):
+        if "weights" in words and (s.lora or s.local_steps or ("dtype" not in words and s.dtype != narrow)):
             continue
         changes: dict[str, Any] = {word: narrow for word in words if getattr(s, word) != narrow}
         if changes.keys() == {*words}:
