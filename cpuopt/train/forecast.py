@@ -234,14 +234,21 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
     """Yield flags that may take less memory, with the settings that they give."""
     n_blocks = len(blocks(program))
     narrow = next(word for word, of in DTYPES.items() if of != WIDE)
-    for words in (("moments",), ("dtype", "moments"), ("weights", "moments"), ("dtype", "weights", "moments")):
-        if "weights" in words and (s.lora or s.local_steps or ("dtype" not in words and s.dtype != narrow)):
-            continue
+    seen: list[dict[str, Any]] = [{}]
+    for words in (
+        ("moments",),
+        ("dtype", "moments"),
+        ("weights",),
+        ("weights", "moments"),
+        ("dtype", "weights", "moments"),
+    ):
         changes: dict[str, Any] = {word: narrow for word in words if getattr(s, word) != narrow}
-        if changes.keys() == {*words}:
-            yield " ".join(f"--{word} {narrow}" for word in words), replace(s, **changes)
+        weights = "weights" in changes and (s.lora or s.local_steps or narrow not in (s.dtype, changes.get("dtype")))
+        if changes not in seen and not weights:
+            seen.append(changes)
+            yield " ".join(f"--{word} {narrow}" for word in changes), replace(s, **changes)
     if s.lora is None:
-        for changes in (dict[str, Any](dtype=narrow), dict[str, Any]()):
+        for changes in (dict[str, Any](dtype=narrow), dict[str, Any]())[s.dtype == narrow :]:
             yield (
                 " ".join(["--lora r=8", *(f"--{n} {x}" for n, x in changes.items())]),
                 replace(s, lora="r=8", **changes),

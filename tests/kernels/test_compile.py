@@ -257,3 +257,26 @@ def test_no_compiler_is_left_after_a_signal(tmp_path, number):
     while left := [c for c in children if runs(c)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+CALLED = """
+import ml_dtypes, numpy as np
+from cpuopt import load_kernels
+from cpuopt.kernels import registry
+
+load_kernels(())
+operands = {"dout": "bfloat16", "inp": "bfloat16"}
+kernel = registry.KERNELS["matmul_backward_weight", "vanilla"].of(operands)
+kernel.compile()
+registry.KERNELS["matmul_update", "vanilla"].of({**operands, "copy": "bfloat16"}).compile()
+dout, inp = (np.ones((4, n), ml_dtypes.bfloat16) for n in (3, 5))
+dweight, dbias = np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
+kernel.direct().function(dweight, False, dbias, False, dout, inp)
+print(dweight.min(), dbias.max())
+"""
+
+
+def test_a_kernel_runs_after_another_one_that_calls_it_was_compiled(tmp_path):
+    command = [sys.executable, "-c", CALLED]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "4.0 4.0"), done.stderr[-2000:]

@@ -85,6 +85,11 @@ def is_cached(dispatcher: Any, signature: Any) -> bool:
     return False
 
 
+def is_callee(result: Any) -> bool:
+    """Return whether other functions alone can call what a dispatcher has for some types."""
+    return not unsupported() and isinstance(result.entry_point, libraries.Callee)
+
+
 def digest(function: Any) -> str:
     """Hash the sources of a kernel's machine code: 12 hexadecimal digits that change with any of them.
 

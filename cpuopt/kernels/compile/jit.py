@@ -153,6 +153,9 @@ def kernel(
 
         def entry(dtypes: Mapping[str, str]) -> Callable[..., None] | None:
             found = compiled.overloads.get(types_of(dtypes))
+            if found and cache.is_callee(found):  # a kernel that was compiled since calls it
+                make(dtypes)
+                found = compiled.overloads[types_of(dtypes)]
             code = found.entry_point if found else None
             return (lambda *args: code(args)) if code and takes_all(function) else code
 
