@@ -131,7 +131,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 def table(record: dict[str, Any]) -> list[str]:
     """Write the record as tables of docs/precision.md."""
     curves, every = record["curves"], record["every"]
-    at = range(0, record["steps"] + 1, 2 * every)
+    at = range(0, record["steps"] + 1, 5 * every)
     lines = ["| steps | " + " | ".join(curves) + " |", "| ---: |" + " ---: |" * len(curves)]
     for step in at:
         means = [f"{np.mean([run[step // every] for run in runs]):.4f}" for runs in curves.values()]
