@@ -408,7 +408,7 @@ SAY_FLOAT32 = """
     ad/emit.py ad/naming.py ad/rules.py
     check/cases.py check/dual.py check/fit.py check/judge.py check/memory.py check/sized.py check/timed.py
     cli/convert.py cli/generate.py generate/decoder.py
-    kernels/compile/storage.py kernels/roofs.py lab/ab.py library/engine.py measure/rates.py
+    kernels/compile/storage.py kernels/roofs.py lab/ab.py measure/rates.py
     models/own.py models/positions.py nn/initial.py nn/modules.py
     ops/declaration.py ops/dropout.py train/frozen.py train/settings.py weights/tensors.py
 """

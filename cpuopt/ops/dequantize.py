@@ -119,8 +119,8 @@ class Quantized(np.ndarray[Any, Any]):
 
 
 def numbers(x: Array) -> Array:
-    """Return the float32 that a weight in int8 stands for; any other array as it is."""
+    """Return the float32 that a weight in a narrower type stands for."""
     if not isinstance(x, Quantized):
-        return x
+        return x.astype(NUMBER, copy=False)
     found: Array = x.blocks.astype(NUMBER) * x.scales.astype(NUMBER)[:, None]
     return found.reshape(x.shape)

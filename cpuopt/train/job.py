@@ -11,8 +11,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import models, nn
 from ..building import Array, BuildOptions, Built, build
 from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
@@ -31,7 +29,7 @@ from ..models import Config
 from ..nn.initial import initialize
 from ..ops import USUAL
 from ..ops.declaration import Spec
-from ..ops.dequantize import BLOCKS
+from ..ops.dequantize import BLOCKS, numbers
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
 from ..program.quantize import INT8
@@ -225,7 +223,7 @@ class Job(TrainingSteps):
 
     def _now(self, name: str) -> Array:
         """Return a parameter of the engine in float32."""
-        return self.engine.parameters()[name].astype(np.float32, copy=False)
+        return numbers(self.engine.parameters()[name])
 
 
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:

@@ -19,6 +19,7 @@ import numpy as np
 from ...errors import UserError
 from ...files.reading import from_json
 from ...isolate.serve import Say, serve
+from ...ops.dequantize import numbers
 from ...ops.storage import WIDE
 from ...program.program import PARTS
 
@@ -130,7 +131,7 @@ def check(request: Mapping[str, Any]) -> None:
 def save(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write parameters by name, in float32."""
     with path.open("wb") as f:
-        np.savez(f, **{n: x.astype(np.float32) for n, x in params.items()})  # type: ignore[arg-type]  # no option
+        np.savez(f, **{n: numbers(x) for n, x in params.items()})  # type: ignore[arg-type]  # a name is no option
 
 
 def load(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
