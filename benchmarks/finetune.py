@@ -155,6 +155,12 @@ def kind_of(row: Mapping[str, Any]) -> str:
     return "lora" if row["lora"] else "narrow" if row.get("narrow") else "full"
 
 
+def conditions(*records: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return what has to be the same for all rows of a record, by name, of each of some records."""
+    found = {n: [r[n] for r in records] for n in ("versions", "busy")}
+    return found | {n: [r["machine"][n] for r in records] for n in ("cpu", "cores", "caches")}
+
+
 def table(record: Mapping[str, Any]) -> Iterator[str]:
     """Write a record as the table of docs/finetune.md."""
     columns = "step, ms | transformers + PEFT, ms | times as fast | memory, GB | theirs, GB | share"
@@ -204,7 +210,11 @@ def main() -> None:
         "kind": "cpuopt-finetune", "machine": describe(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions, "rounds": a.rounds, "busy": a.busy, "rows": list[dict[str, Any]](),
     }  # fmt: skip
-    record |= json.loads(a.out.read_text()) if a.out and a.out.exists() else {}
+    if a.out and a.out.exists():
+        known = json.loads(a.out.read_text())
+        if apart := [n for n, (one, other) in conditions(record, known).items() if one != other]:
+            p.error(f"--out {a.out}: its record has another {apart[0]}; name a new file")
+        record = known
     rows = record["rows"]
     kept = [(row["model"], row["size"], kind_of(row)) for row in rows]
     for model, size in (case.split(":") for case in a.cases.split(",")):

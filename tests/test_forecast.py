@@ -46,6 +46,19 @@ def test_options_take_less_memory_and_say_what_they_take():
     assert {o.flags.split()[0] for o in tried.options} <= {"-B", "-T", "--fuse", "--recompute", "--base"}
 
 
+def test_weights_in_bf16_are_an_option_wherever_a_run_can_have_them():
+    def offered(**how):
+        found = [o.flags for o in forecast.forecast(Settings(**TINY, **how), ROOFS).options]
+        assert len(found) == len({*found})
+        return [flags for flags in found if "--weights" in flags]
+
+    assert offered() == ["--weights bf16 --dtype bf16 --moments bf16"]  # without moments it takes more, this small
+    assert offered(dtype="bf16") == ["--weights bf16", "--weights bf16 --moments bf16"]
+    assert offered(dtype="bf16", moments="bf16") == ["--weights bf16"]
+    assert offered(dtype="bf16", moments="bf16", weights="bf16") == offered(lora="r=8") == []
+    assert offered(local_steps=2) == []
+
+
 def test_measured_steps_replace_the_roofs_and_validations_count(tmp_path):
     settings = Settings(**TINY, val_every=10, val_batches=3)
     planned = forecast.forecast(settings, ROOFS)

@@ -102,16 +102,15 @@ def test_micro_batches_and_ranks_have_the_bits_of_one_another(shared, zero):
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
 def test_steps_below_the_spacing_add_up(variant):
-    """From 1, steps of 1e-4 go 0.1 down in 1,000 steps within 2 %; rounded to nearest, they go nowhere."""
+    """From 1, steps of 1e-4 go 0.1 down in 1,000 steps within 2 %; rounded to nearest, 1 would stay 1."""
     kernel = registry.KERNELS["sgd", variant].of({"param": "bfloat16"})
     kernel.compile()
     run, n = kernel.direct().function, 4096
     param, grad, velocity, none = np.ones(n, HALF), np.ones(n, F32), np.zeros(n, F32), np.empty(0, F32)
     for step in range(1, 1001):
         run(param, velocity, none, grad, 1e-4, 0.0, 0.0, 1.0, draw_of(0, step), 0)
-    assert 1 - float(param.astype(F32).mean()) == pytest.approx(0.1, rel=0.02)
-    stays = np.ones(n, HALF)
-    assert ((stays.astype(F32) - F32(1e-4)).astype(HALF) == stays).all()
+    mean = float(param.astype(F32).mean())
+    assert mean == pytest.approx(0.9, abs=0.002)
 
 
 def test_of_the_bits_of_an_element_any_two_are_independent():

@@ -141,8 +141,6 @@ SOME = 6
 """The size of a symbol that bounds an index and is in no shape."""
 BEGINS = 1 / 16
 """The share of tokens at which an example begins, in rows of several."""
-NARROW_STATES = ({True, False}, {True}, {False}, set[bool]())
-"""What is narrow of an update's weights (True) and other states (False)."""
 BEHIND = 3
 """The tokens that come before those of a call, in cases with room for more than it adds."""
 
@@ -228,9 +226,11 @@ def other_types(op: Op) -> list[dict[str, str]]:
     for t in dict.fromkeys(t for a in op.arrays for t in a.types[1:]):
         takes = [a for a in op.arrays if t in a.types[1:]]
         read = [a for a in takes if a.kind not in ("out", "acc")]
-        weights = {a.copies for a in takes}
-        some = [[a for a in takes if not a.drawn or (a.name in weights) in narrow] for narrow in NARROW_STATES]
-        found += [{a.name: t for a in of} for of in (*some, *([] if weights - {""} else [read])) if of]
+        drawn = [a for a in takes if a.drawn]
+        weights = [a for a in drawn if any(a.name == copy.copies for copy in takes)]
+        others = [a for a in drawn if a not in weights]
+        some = [takes, *([a for a in takes if a not in wide] for wide in (weights, others, drawn))]
+        found += [{a.name: t for a in of} for of in (*some, *([] if drawn else [read])) if of]
     return [types for i, types in enumerate(found) if types not in found[:i]]
 
 

@@ -234,25 +234,19 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
     """Yield flags that may take less memory, with the settings that they give."""
     n_blocks = len(blocks(program))
     narrow = next(word for word, of in DTYPES.items() if of != WIDE)
-    seen: list[dict[str, Any]] = [{}]
-    for words in (
-        ("moments",),
-        ("dtype", "moments"),
-        ("weights",),
-        ("weights", "moments"),
-        ("dtype", "weights", "moments"),
-    ):
-        changes: dict[str, Any] = {word: narrow for word in words if getattr(s, word) != narrow}
-        weights = "weights" in changes and (s.lora or s.local_steps or narrow not in (s.dtype, changes.get("dtype")))
-        if changes not in seen and not weights:
-            seen.append(changes)
-            yield " ".join(f"--{word} {narrow}" for word in changes), replace(s, **changes)
+    sets = [("moments",), ("dtype", "moments")]
+    if not (s.lora or s.local_steps):
+        sets += [("weights", "dtype"), ("weights", "dtype", "moments")]
+    seen = [set[str]()]
+    for words in sets:
+        changed = {word: narrow for word in words if getattr(s, word) != narrow}
+        if changed.keys() not in seen:
+            seen.append({*changed})
+            yield " ".join(f"--{word} {narrow}" for word in changed), replace(s, **dict[str, Any](changed))
     if s.lora is None:
-        for changes in (dict[str, Any](dtype=narrow), dict[str, Any]())[s.dtype == narrow :]:
-            yield (
-                " ".join(["--lora r=8", *(f"--{n} {x}" for n, x in changes.items())]),
-                replace(s, lora="r=8", **changes),
-            )
+        for dtype in dict.fromkeys((narrow, s.dtype)):
+            more = f" --dtype {dtype}" if dtype != s.dtype else ""
+            yield f"--lora r=8{more}", replace(s, lora="r=8", dtype=dtype)
     if s.base not in BLOCKS and quantizable(program, [p for p in weights_of_products(program) if not p.trained]):
         yield f"--base {INT8}", replace(s, base=INT8)
     names = fusions(s)
