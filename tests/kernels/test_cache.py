@@ -622,7 +622,7 @@ def test_settings_of_numba_are_part_of_the_key(monkeypatch, name, value):
 def test_settings_without_a_say_are_not(monkeypatch):
     kernel = compiled(increment)
     kernel(1)
-    for name in "CACHE_DIR", "NUMBA_NUM_THREADS", "NUMBA_DEFAULT_NUM_THREADS", "THREADING_LAYER":
+    for name in "CACHE_DIR", "NUMBA_NUM_THREADS", "NUMBA_DEFAULT_NUM_THREADS", "THREADING_LAYER", "_HAVE_YAML":
         monkeypatch.setattr(config, name, 7)
     assert cache.is_cached(kernel, INT)
 

@@ -72,8 +72,12 @@ _NOTES = re.compile(  # in a class
 
 
 def settings() -> tuple[Any, ...]:
-    """Versions, and every setting of numba but those known to leave machine code alone."""
-    config = {k: repr(v) for k, v in vars(numba.config).items() if k.isupper() and not _IRRELEVANT.search(k)}
+    """Versions, and every setting of numba but those known to leave machine code alone.
+
+    A name with an underscore is no setting: ``_HAVE_YAML`` changes if another package brings PyYAML.
+    """
+    names = [k for k in vars(numba.config) if k[:1].isupper() and k.isupper() and not _IRRELEVANT.search(k)]
+    config = {k: repr(getattr(numba.config, k)) for k in names}
     return SCHEME, sys.version, np.__version__, numba.__version__, llvmlite.__version__, sorted(config.items())
 
 
