@@ -109,7 +109,7 @@ class Others(Serial):
     """Two ranks, of which the other one answers as told."""
 
     def __init__(self, rank=0, **other):
-        self.rank, self.size, self.other = rank, 2, {"host": "b", "error": "", "facts": {}} | other
+        self.rank, self.size, self.other = rank, 2, {"host": "b", "error": "", "facts": {}, "kernels": {}} | other
 
     def everyone(self, what):
         return [what, self.other]

@@ -9,6 +9,7 @@ import pytest
 from listening import Listener
 
 from cpuopt import Choice, UserError, ops
+from cpuopt.comm.agree import Agreement, CommonError
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.models import parse
@@ -305,3 +306,25 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path, ra
     with pytest.raises(UserError, match=words):
         trained_job(tmp_path, ranks, **more)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_rank_without_a_share_of_any_bucket_agrees(monkeypatch, tmp_path):
+    """A model so small that rank 1 sums nothing; kernels that both ranks have are compared all the same."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.txt").write_text("abcdefgh" * 200)
+    model = '{"n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 256, "block_size": 16}'
+    settings = Settings(model=model, data="t.txt", B=2, T=8, total_batch=32, threads=1, variant="vanilla")
+
+    def work(comm, change=False):
+        def agreed(facts, kernels):
+            lie = {k: "other" for k in kernels if change and comm.rank and "gelu" in k}
+            Agreement(comm).settle(facts, kernels | lie)
+
+        job = prepare(settings, comm=comm, agreed=agreed)
+        return [job.take_step().loss for _ in range(2)], [k.name for k in job.engine.kernels]
+
+    (losses, first), (same, second) = Team(2).run(work)
+    assert losses == same == Team(1).run(work)[0][0]
+    assert "accumulate[vanilla]" in {*first} ^ {*second}, "both ranks sum, so the model is not small enough"
+    with pytest.raises(CommonError, match="the source of gelu"):
+        Team(2).run(lambda comm: work(comm, change=True))

@@ -28,33 +28,38 @@ class Agreement:
     def __enter__(self) -> Agreement:
         return self
 
-    def settle(self, facts: Mapping[str, Any] | None = None, error: str = "") -> None:
+    def settle(
+        self, facts: Mapping[str, Any] | None = None, kernels: Mapping[str, str] | None = None, error: str = ""
+    ) -> None:
         """Wait for all ranks, and check that all are ready for the same.
 
         Parameters
         ----------
         facts : what must be the same on all ranks, by the words of an error; of JSON's types.
+        kernels : digests of kernels, likewise. A rank whose share is empty lacks some; the others are compared.
 
         Raises
         ------
         CommonError
-            The same on all ranks, naming the first rank that differs.
+            The same on all ranks, naming the first fact that differs, and the first rank that has another one.
         """
-        here = {"host": socket.gethostname(), "error": error, "facts": json.loads(json.dumps(facts or {}))}
-        there = self.comm.everyone(here)
+        here = {"host": socket.gethostname(), "error": error, "facts": facts or {}, "kernels": kernels or {}}
+        there = self.comm.everyone(json.loads(json.dumps(here)))
         errors = [t["error"] for t in there]
         wrong = next((r for r, e in enumerate(errors) if e), None)
         if wrong is not None:
             whose = "" if {*errors} == {errors[wrong]} else f"rank {wrong} on {there[wrong]['host']}: "
             raise CommonError(whose + errors[wrong])
-        first = there[0]
-        for rank, other in enumerate(there):
-            for what in first["facts"] | other["facts"]:
-                if (a := first["facts"].get(what)) != (b := other["facts"].get(what)):
-                    raise CommonError(
-                        f"rank {rank} on {other['host']} has {what} {b!r}, and rank 0 on {first['host']} {a!r}: "
-                        "ranks train one model, so it must be the same on all"
-                    )
+        for kind in "facts", "kernels":
+            for what in dict.fromkeys(what for t in there for what in t[kind]):
+                having = [r for r, t in enumerate(there) if kind == "facts" or what in t[kind]]
+                (first, a), *others = [(r, there[r][kind].get(what)) for r in having]
+                for rank, b in others:
+                    if a != b:
+                        raise CommonError(
+                            f"rank {rank} on {there[rank]['host']} has {what} {b!r}, and rank {first} on "
+                            f"{there[first]['host']} {a!r}: ranks train one model, so it must be the same on all"
+                        )
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         if e is None or (isinstance(e, UserError) and not isinstance(e, CommonError)):

@@ -318,7 +318,7 @@ def prepare(
     resume: Checkpoint | None = None,
     accept_changes: bool = False,
     comm: Comm = SERIAL,
-    agreed: Callable[[Mapping[str, Any]], None] = lambda facts: None,
+    agreed: Callable[[Mapping[str, Any], Mapping[str, str]], None] = lambda facts, kernels: None,
 ) -> Job:
     """Turn settings into a job, ready to step. Nothing is written.
 
@@ -327,7 +327,7 @@ def prepare(
     resume : a checkpoint to continue from, with settings that agree with it (`resumed`).
     accept_changes : whether to continue with kernels that differ from the checkpoint's.
     comm : the ranks that train together; this process alone by default.
-    agreed : called before ranks exchange anything, with what must be the same on all.
+    agreed : called before ranks exchange anything, with what must be the same on all, and digests of kernels.
 
     Raises
     ------
@@ -363,7 +363,7 @@ def prepare(
             judged.append(require_right(built.own_kernels.values(), sizes, threads=threads, child=child))
             used = dict.fromkeys(built.own_kernels.values())
             digests = {f"the source of {k.name}": cache.digest(k.function) for k in used}
-            agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
+            agreed({"text of --data with the fingerprint": corpus.fingerprint}, digests)
 
         how = how_of(settings, config, comm)
         engine = Engine(
