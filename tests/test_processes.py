@@ -111,3 +111,32 @@ def test_a_kernel_that_ends_its_process_is_named_without_stray_lines(tmp_path, m
     assert re.search(r"its process ended with status 0 during 'ab', in residual_forward\[silent\] \(", said["silent"])
     assert "stray" not in said["silent"]
     assert "ended with status 7 during 'check', in residual_forward[loud]: out of paper" in said["loud"]
+
+
+FORKING = """
+import os
+from cpuopt import UserError
+from cpuopt.kernels.toolkit.threads import set_threads, threading_layer
+
+if EARLY == "after":
+    set_threads(1)
+if pid := os.fork():
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), threading_layer())
+else:
+    try:
+        set_threads(1)
+    except UserError as e:
+        print(e, flush=True)
+        os._exit(3)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("when", "status"), [("before", 0), ("after", 3)])
+def test_a_process_forked_after_kernels_ran_says_so(when, status):
+    """Without the error, libgomp ends the child at its first parallel kernel, and its parent waits for its result."""
+    code = FORKING.replace("EARLY", repr(when))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    *said, last = done.stdout.splitlines()
+    assert last.split()[0] == str(status), done.stdout + done.stderr
+    assert ("do not survive a fork" in "".join(said)) == bool(status)

@@ -19,6 +19,16 @@ from .waiting import follow
 SMALL = 512 << 10
 """Bytes below which one thread reads alone: starting others takes microseconds where they spin, 75 where they sleep."""
 NOT_STARTED = "none yet"
+_orphaned = False
+"""Whether this process was forked from one that had started OpenMP's threads, which the fork does not have."""
+
+
+def _after_fork() -> None:
+    global _orphaned
+    _orphaned = threading_layer() == "omp"
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def start(n: int) -> None:
@@ -29,8 +39,14 @@ def start(n: int) -> None:
     Raises
     ------
     UserError
-        If numba cannot load the layer that ``NUMBA_THREADING_LAYER`` asks for.
+        If numba cannot load the layer that ``NUMBA_THREADING_LAYER`` asks for, or in a process that was forked after
+        its threads were started: libgomp would end it at the first parallel kernel.
     """
+    if _orphaned:
+        raise UserError(
+            "this process was forked from one that had run kernels, and OpenMP's threads do not survive a fork; start "
+            "workers with multiprocessing.get_context('spawn') or 'forkserver', or fork before the first kernel"
+        )
     if threading_layer() != NOT_STARTED:
         return
     chosen = waiting(n)["how"]
