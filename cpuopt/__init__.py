@@ -1,6 +1,10 @@
 """A CPU performance laboratory for LLM training, in Python with numba.
 
-The names below are imported when first used, so that importing the package costs nothing.
+Train a model with `Engine`, or `build` one by its name; time its step with ``Engine.profile``; exchange one kernel with
+`load_kernels` and `Choice`; compare two kernels with `compare` or `sweep`; declare an op with `differentiable`. Write
+models with `nn` and `functional`. A mistake of the caller raises `UserError`.
+
+These names are imported when first used, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -39,3 +43,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
     raise AttributeError(f"module 'cpuopt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import pydoc
 import re
 import sys
 from pathlib import Path
@@ -77,3 +78,10 @@ def test_the_recipes_run_one_after_the_other(tmp_path, measured, monkeypatch, ca
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert "gelu_forward" in capsys.readouterr().out
     assert "<title>" in (tmp_path / "report.html").read_text()
+
+
+def test_help_shows_what_the_package_offers():
+    """Names that are imported when first used are listed as well, without being imported by ``import cpuopt``."""
+    shown = pydoc.plain(pydoc.render_doc(cpuopt))
+    assert [name for name in cpuopt.__all__ if name not in shown] == []
+    assert re.search(r"^ +class Engine\(", shown, re.M)

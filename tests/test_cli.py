@@ -342,6 +342,17 @@ def test_a_line_of_training_has_the_time_that_remains():
     assert [view.remaining(n) for n in (1, 2, 4)] == ["", "  0:03:16 remaining", "  0:03:12 remaining"]
 
 
+@pytest.mark.parametrize(("every", "printed"), [(0, [1, 4, 7, 10]), (4, [1, 4, 8, 10]), (1, [*range(1, 11)])])
+def test_steps_are_printed_once_a_second_or_as_asked(capsys, every, printed):
+    """Ten steps of 0.4 s; the first and the last are always printed."""
+    now = [0.0]
+    view = console.TrainingView(SimpleNamespace(settings=Settings(steps=10, log_every=every)), clock=lambda: now[0])
+    for step in range(1, 11):
+        now[0] += 0.4
+        view.step_done({"step": step, "loss": 1.0, "grad_norm": 1.0, "tokens_per_s": 1.0, "step_ms": 400.0})
+    assert [int(n) for n in re.findall(r"^step (\d+)/10  loss", capsys.readouterr().out, re.M)] == printed
+
+
 def test_after_five_steps_a_run_says_when_it_ends(capsys):
     """Of 100 steps of 2 s, with a validation of 7 s before the first and after each ten."""
     job = SimpleNamespace(settings=Settings(steps=100, val_every=10))

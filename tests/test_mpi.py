@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 STEPS = 40
 TRAIN = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--total-batch", "128", "--val-every", "20"]
-TRAIN += ["--steps", str(STEPS), "--save-every", "5", "--keep", "9", "--seed", "1"]
+TRAIN += ["--steps", str(STEPS), "--save-every", "5", "--keep", "9", "--seed", "1", "--log-every", "1"]
 CPUOPT = [sys.executable, "-P", "-m", "cpuopt"]
 
 

@@ -21,7 +21,6 @@ from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
 from cpuopt.report import console as console_module
-from cpuopt.report import html
 from cpuopt.report import records as records_report
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
@@ -164,8 +163,11 @@ def test_losses_of_a_training_run(tmp_path, capsys):
     (path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": null}\n{"step": 3, "lo')
     (entry,) = records.entries(tmp_path / "runs")
     assert (entry.kind, entry.time) == ("train", "2026-01-02T03:04:05")
-    assert html.losses(entry.path) == {"training loss": [(1, 3.0), (2, None)], "validation loss": [(0, 4.0), (10, 2.0)]}
-    assert html.losses(tmp_path) == {}
+    assert records.losses(entry.path) == {
+        "training loss": [(1, 3.0), (2, None)],
+        "validation loss": [(0, 4.0), (10, 2.0)],
+    }
+    assert records.losses(tmp_path) == {}
     assert records.profile_in(entry).model == "gpt2-tiny"
     show = ["runs", "show", "train", "--html", "page.html"]
     assert cli.main(show) == 0
@@ -174,6 +176,34 @@ def test_losses_of_a_training_run(tmp_path, capsys):
     assert cli.main(show) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("20260102-030405-train has no metrics.jsonl: the report has no losses of the training steps")
+
+
+def test_two_training_runs_are_compared_by_settings_and_losses(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, lr, losses in (("van", 0.1, [4.0, 3.0, 2.0]), ("van.2", 0.2, [4.0, 1.5, 2.5]), ("vanish", 0.1, [1.0])):
+        path = tmp_path / "runs" / f"20260102-030405-{name}"
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps({"model": "gpt2-tiny", "lr": lr, "run": name}))
+        val = {"0": 5.0, "3": losses[-1]}
+        summary = {"steps": 3, "loss_last": losses[-1], "best_step": 3, "val_loss": val, "step_ms_median": 1.5}
+        (path / "summary.json").write_text(json.dumps(summary))
+        lines = (f'{{"step": {i}, "loss": {loss}}}\n' for i, loss in enumerate(losses, 1))
+        (path / "metrics.jsonl").write_text("".join(lines))
+    assert cli.main(["runs", "list"]) == 0
+    assert "loss 2.0000 after 3 steps, lowest" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["runs", "show", "van"]) == 0  # its whole name without the time, though others have it in theirs
+    assert "4.0000 -> 2.0000, lowest 2.0000 at 3" in capsys.readouterr().out
+    assert cli.main(["runs", "compare", "van", "van.2"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^lr +0.1 +0.2$", said, re.M)
+    assert "model" not in said
+    assert re.search(r"lowest\s+2\.0000 at 3.*lowest\s+1\.5000 at 2", said, re.S)
+    curves = re.findall(r"^training loss   ([AB] .*)$", said, re.M)
+    assert [c[:3] + c[-1] for c in curves] == ["A █▂", "B █▄"], "both curves have one scale, from 1.5 to 4"
+    assert cli.main(["runs", "compare", "van", "van.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["settings"], found["rows"]) == ({"lr": [0.1, 0.2]}, [])
+    assert found["training"]["b"]["losses"]["training loss"] == [[1, 4.0], [2, 1.5], [3, 2.5]]
 
 
 def test_the_verbs(tmp_path, capsys):

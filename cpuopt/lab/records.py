@@ -6,6 +6,7 @@ A record may be of any origin. A profile is read as its type. Of other records e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ..errors import UserError
-from ..files.reading import from_json, read_json
+from ..files.reading import from_json, misfit, parse_json, read_file, read_json
 from ..measure.comparison import judge
 from ..measure.profile import Profile, op_ids
 from ..measure.rates import machine_id
@@ -31,6 +32,8 @@ WIDE = 0.1
 """Half the width of an interval beyond which the verdict is inconclusive, unless the noise is larger."""
 QUANTILE = 90.0
 """The percentile of the unchanged ops' differences that counts as noise."""
+NAMED = re.compile(r"^\d{8}-\d{6}-")
+"""The time at which a folder's name begins."""
 UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 """What use of a record raises whose fields are missing, of other types, or contradict each other."""
 
@@ -54,6 +57,17 @@ class Measured(TypedDict):
     ms: float
     hash: str | None
     gflops: float | None
+
+
+class Metrics(TypedDict):
+    """The metrics of a training step that are drawn."""
+
+    step: int
+    loss: float | None
+
+
+Point = tuple[int, float | None]
+"""A step and its loss; None is not finite."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +122,20 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
             raise ValueError("step_ms_values is empty")
         whole = (c.get("summary") or {}).get("step_ms_median")  # of a run, what it said at its end
         ms = f"{four(whole)} ms a step (median)" if whole else f"{four(p['step_ms']['mean'])} ms a step"
-        said = f"{ms}, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
-        return f"{said}{''.join(f' + {s}' for s in p['swaps'])}"
-    return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
+        said = f"{ms}, {p['model']} {p['B']}x{p['T']}, {p['variant']}{''.join(f' + {s}' for s in p['swaps'])}"
+        return f"{said}{_course(c)}"
+    model = c.get("model", "")
+    return f"{model.get('name', '') if isinstance(model, dict) else model}{_course(c)}".removeprefix("; ")
+
+
+def _course(c: Mapping[str, Any]) -> str:
+    """Sum up the losses of a run, if it is one."""
+    run = c.get("summary") or {}
+    if run.get("loss_last") is None:
+        return ""
+    best = run.get("best_step")
+    lowest = "" if best is None else f", lowest validation {run['val_loss'][str(best)]:.4f} after step {best}"
+    return f"; loss {run['loss_last']:.4f} after {count(run['steps'], 'step')}{lowest}"
 
 
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
@@ -135,6 +160,8 @@ def entry(path: Path) -> Entry | None:
             kind, when = content.get("kind"), content.get("time")
         elif (path / "summary.json").exists():
             content = {"summary": read_json(path / "summary.json")}
+            if (path / "config.json").exists():
+                content["settings"] = read_json(path / "config.json")
             if (path / "profile.json").exists():
                 content["profile"] = read_json(path / "profile.json")
             if (path / "machine.json").exists():
@@ -162,7 +189,7 @@ def misfit_of(e: Exception) -> str:
 
 
 def find(root: Path, name: str) -> Entry:
-    """Find the record that a folder's name, a part of one that only it has, or a path names.
+    """Find the record that a folder's name, its name without the time, a part that only it has, or a path names.
 
     Raises
     ------
@@ -171,6 +198,7 @@ def find(root: Path, name: str) -> Entry:
     """
     every = entries(root)
     exact = [e for e in every if e.path.name == name or e.path.resolve() == Path(name).resolve()]
+    exact = exact or [e for e in every if NAMED.sub("", e.path.name) == name]
     found = exact or [e for e in every if name in e.path.name]
     if not found:
         names = [e.path.name for e in every]
@@ -196,7 +224,7 @@ def readable(*entries: Entry) -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, BrokenPipeError):
         raise
     except Exception as e:  # those of UNREADABLE, and of a display that is given an object for a text
         names = " or ".join(repr(e.path.name) for e in entries)
@@ -223,30 +251,62 @@ def profile_in(e: Entry) -> Profile:
     return profile
 
 
-def compare(a: Entry, b: Entry) -> dict[str, Any]:
-    """Compare two profiles op by op, in pairs of steps of the same number.
+def losses(run: Path) -> dict[str, list[Point]]:
+    """Read the losses in a run's folder; a record of another kind has none."""
+    training: list[Point] = []
+    validation: list[Point] = []
+    with suppress(OSError, ValueError):
+        for line in read_file(run / "metrics.jsonl").splitlines():
+            with suppress(ValueError):  # a line that a crash has cut short
+                metrics = parse_json(line)
+                if not misfit(metrics, Metrics):
+                    training.append((metrics["step"], metrics["loss"]))
+    with suppress(OSError, ValueError):
+        found = read_json(run / "summary.json").get("val_loss")
+        if not misfit(found, dict[str, float | None]):
+            validation = sorted((int(step), loss) for step, loss in (found or {}).items())
+    return {n: line for n, line in (("training loss", training), ("validation loss", validation)) if line}
 
-    The margin of the verdicts is the noise, the difference between ops with unchanged kernels, since the two
-    did not alternate.
+
+def settings_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the settings in which two runs differ, each with both values; their names are left out."""
+    names = [name for name in {**a, **b} if name not in ("run", "processes")]
+    return {name: [a.get(name), b.get(name)] for name in names if a.get(name) != b.get(name)}
+
+
+def compare(a: Entry, b: Entry) -> dict[str, Any]:
+    """Compare two records: the settings and losses of two training runs, and two profiles op by op.
+
+    Ops are compared in pairs of steps of the same number. The margin of the verdicts is the noise, the difference
+    between ops with unchanged kernels, since the two did not alternate.
 
     Raises
     ------
     UserError
-        If one has no profile.
+        If one has no profile, and they are not both training runs.
     """
-    profiles = []
-    for e in (a, b):
-        found = profile_of(e)
-        if found is None:
-            raise UserError(f"runs compare: {e.path.name} is of kind '{e.kind}' and has no profile; take two that have")
-        profiles.append(found)
-    pa, pb = profiles
+    runs = [{"losses": losses(e.path), "summary": e.content["summary"]} for e in (a, b) if e.kind == "train"]
+    both: dict[str, Any] = {"a": a.path.name, "b": b.path.name}
+    if len(runs) == 2:
+        apart = settings_apart(*(e.content.get("settings", {}) for e in (a, b)))
+        both |= {"settings": apart, "training": {"a": runs[0], "b": runs[1]}}
+    profiles = [p for e in (a, b) if (p := profile_of(e)) is not None]
+    if len(profiles) == 2:
+        return {**both, **_by_op(a, b, *profiles)}
+    if len(runs) == 2:
+        return {**both, "noise": None, "doubts": [], "only_a": [], "only_b": [], "rows": []}
+    e = next(e for e in (a, b) if profile_of(e) is None)
+    raise UserError(f"runs compare: {e.path.name} is of kind '{e.kind}' and has no profile; take two that have")
+
+
+def _by_op(a: Entry, b: Entry, pa: Mapping[str, Any], pb: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare two profiles."""
     different = [k for k in ("model", "B", "T", "threads") if pa[k] != pb[k]]
     warnings = [f"{k} differs: {pa[k]} and {pb[k]}" for k in different]
     if a.content.get("machine_id") != b.content.get("machine_id"):
         warnings.append("the machines differ")
-    rows_a, rows_b = ({r["op"]: r for r in p["ops"]} for p in profiles)
-    values_a, values_b = (p.get("op_ms_values", {}) for p in profiles)
+    rows_a, rows_b = ({r["op"]: r for r in p["ops"]} for p in (pa, pb))
+    values_a, values_b = (p.get("op_ms_values", {}) for p in (pa, pb))
     step = {"op": "step", "a": pa["step_ms_values"], "b": pb["step_ms_values"], "same": False}
     rows = [step] + [
         {
@@ -270,8 +330,6 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
         "only_b": [names[op] for op in rows_b if op not in rows_a],
     }
     return {
-        "a": a.path.name,
-        "b": b.path.name,
         "noise": noise,
         "doubts": warnings,
         **only,

@@ -197,7 +197,7 @@ FIRST = 5
 
 
 class TrainingView:
-    """The progress of a run: one live line with the time that remains, or a plain line a step.
+    """The progress of a run: one live line with the time that remains, or plain lines, at most one a second.
 
     Parameters
     ----------
@@ -210,6 +210,7 @@ class TrainingView:
         self.job, self.quiet, self.clock, self.roof_ms = job, quiet, clock, roof_ms
         self.began: tuple[int, float] | None = None
         self.opened, self.validation_s = 0.0, 0.0
+        self.logged: float | None = None
         self.live = OUT.is_terminal and not quiet
         columns = "step {task.completed}/{task.total}", BAR, "{task.fields[now]}", "remaining", TimeRemainingColumn()
         self.bar = progress(*columns, console=OUT, disable=not self.live)
@@ -274,10 +275,20 @@ class TrainingView:
         """Show a step."""
         now = f"loss {metrics['loss']:.4f}  norm {metrics['grad_norm']:.2f}  {metrics['tokens_per_s']:,.0f} tokens/s"
         self.bar.update(self.task, completed=metrics["step"], now=now)
-        if not self.live:
+        if not self.live and self.due(metrics["step"]):
             left = self.remaining(metrics["step"])
             self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {four(metrics['step_ms'])} ms{left}")
         self.say_end(metrics["step"])
+
+    def due(self, done: int) -> bool:
+        """Return whether a step has a line: at most one a second, or every so many steps; the first and the last."""
+        s, now = self.job.settings, self.clock()
+        every = s.log_every and done % s.log_every == 0
+        late = not s.log_every and (self.logged is None or now - self.logged >= 1)
+        if not (every or late or self.logged is None or done == s.steps):
+            return False
+        self.logged = now
+        return True
 
     def say_end(self, done: int) -> None:
         """Print when the run ends, once: after some steps, by their times and by that of the first validation."""

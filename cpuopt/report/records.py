@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..files.reading import from_json
+from ..lab.records import Point, losses
 from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
 from . import ab, judge, style, sweep, tables, verdicts
@@ -18,6 +22,9 @@ from . import tune as tune_report
 
 if TYPE_CHECKING:
     from ..lab.records import Entry
+
+BARS, CELLS = "▁▂▃▄▅▆▇█", 56
+"""The levels of a curve in text, and its width."""
 
 
 def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
@@ -38,7 +45,7 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     from ..measure.profile import Profile
 
     commit = f"commit {e.content.get('commit') or 'unknown'}"
-    head = Text("  ".join(map(one_line, (str(e.path), e.time, commit))), "dim")
+    head: RenderableType = Text("  ".join(map(one_line, (str(e.path), e.time, commit))), "dim")
     if e.kind == "ab":
         return [head, *ab.tables(e.content, str(e.path))]
     if e.kind == "bench":
@@ -51,6 +58,8 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
         return [head, *verdicts.tables(e.content, str(e.path))]
     if e.kind == "tune":
         return [head, *tune_report.tables(e.content, str(e.path))]
+    if e.kind == "train":
+        head = Group(head, "", *course({"": (losses(e.path), e.content["summary"])}), "")
     if e.content.get("profile"):
         return [head, *tables.profile_tables(from_json(Profile, e.content["profile"]), detail=detail)]
     table = style.table("", "")
@@ -59,8 +68,66 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     return [head, table]
 
 
+Course = tuple[Mapping[str, Sequence[Point]], Mapping[str, Any]]
+"""The losses of a run by name, and its summary."""
+
+
+def course(runs: Mapping[str, Course]) -> list[RenderableType]:
+    """Show the losses of runs, by the runs' names: figures, and curves with one scale for all runs."""
+    lines: list[RenderableType] = []
+    table = style.table("", *(f">{name}" for name in runs))
+    for kind in "training loss", "validation loss":
+        ends = [finite for line, _ in runs.values() if (finite := _finite(line.get(kind, ())))]
+        if not ends:
+            continue
+        cells = []
+        for line, _ in runs.values():
+            here = _finite(line.get(kind, ()))
+            best = min(here, key=lambda p: (p[1], p[0]), default=None)
+            cells.append(f"{here[0][1]:.4f} -> {here[-1][1]:.4f}, lowest {best[1]:.4f} at {best[0]}" if best else "")
+        table.add_row(kind, *cells)
+        low, high = min(v for x in ends for _, v in x), max(v for x in ends for _, v in x)
+        first, last = min(x[0][0] for x in ends), max(x[-1][0] for x in ends)
+        for name, (line, _) in runs.items():
+            drawn = sparkline(_finite(line.get(kind, ())), (first, last), (low, high))
+            lines.append(Text(f"{kind:<15} {name:<{len(name) and 2}}{drawn}"))
+        lines.append(Text(f"{'':<15} {low:.4f} to {high:.4f}, steps {first} to {last}", "dim"))
+    times = [summary.get("step_ms_median") for _, summary in runs.values()]
+    if any(times):
+        table.add_row("ms a step", *(four(ms) if ms else "" for ms in times))
+    return [table, "", *lines] if lines else []
+
+
+def _finite(line: Sequence[Point]) -> list[tuple[int, float]]:
+    return [(step, v) for step, v in line if v is not None and isfinite(v)]
+
+
+def sparkline(line: Sequence[tuple[int, float]], steps: tuple[int, int], values: tuple[float, float]) -> str:
+    """Draw a line in one row of at most `CELLS` characters: the mean of each part of the steps, or the value before."""
+    cells: list[list[float]] = [[] for _ in range(CELLS)]
+    for step, v in line:
+        cells[min(CELLS - 1, (step - steps[0]) * CELLS // max(1, steps[1] - steps[0]))].append(v)
+    while cells and not cells[-1]:
+        cells.pop()
+    scale = (len(BARS) - 1) / ((values[1] - values[0]) or 1)
+    shown = [BARS[round((fmean(c) - values[0]) * scale)] if c else "" for c in cells]
+    return "".join(accumulate(shown, lambda before, now: now or before or " "))
+
+
 def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
-    """Make a table with one row an op."""
+    """Show how two training runs differ, and a table with one row an op."""
+    lines: list[RenderableType] = [Text(f"A {c['a']}\nB {c['b']}"), ""]
+    if "training" in c:
+        apart = style.table("setting", "A", "B")
+        for name, values in c["settings"].items():
+            apart.add_row(Text(one_line(name)), *(Text(one_line(str(v))) for v in values))
+        lines += [apart if c["settings"] else Text("equal settings"), ""]
+        runs = {k.upper(): (c["training"][k]["losses"], c["training"][k]["summary"]) for k in ("a", "b")}
+        lines += [*course(runs), ""]
+    return [*lines, *_by_op(c)] if c["rows"] else lines
+
+
+def _by_op(c: Mapping[str, Any]) -> list[RenderableType]:
     table = style.table("op", ">A ms", ">B ms", ">B/A [interval]", "verdict")
     for r in c["rows"]:
         if r["op"] == UNACCOUNTED:
@@ -72,8 +139,6 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
             Text(r["op"] + changed), four(r["a_ms"]), four(r["b_ms"]), ratio, Text(word, style.STYLE[r["verdict"]])
         )
     lines: list[RenderableType] = [
-        Text(f"A {c['a']}\nB {c['b']}"),
-        "",
         table,
         "",
         Text(f"noise: {100 * c['noise']:.1f} %, the difference between ops with unchanged kernels"),

@@ -264,6 +264,14 @@ class Settings:
     )
     keep: int = setting(2, "Keep this many checkpoints.", least(1), metavar="K", free=True)
     run: str = setting("train", "Name the run's folder in runs/.", metavar="NAME")
+    log_every: int = setting(
+        0,
+        "Print a line after every so many steps, and after the first and the last.",
+        least(0),
+        metavar="N",
+        shown="at most one a second",
+        free=True,
+    )
     tensorboard: bool = setting(False, "Write events for TensorBoard besides the run's own files.", free=True)
     processes: int = 1
 

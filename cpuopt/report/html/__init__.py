@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from ...files import write_whole
-from ...files.reading import misfit, parse_json, read_file, read_json
+from ...lab.records import Point, losses
 from ...measure.profile import peaks
 from ...measure.roofline import fits
 from ...program.arena import gb
 from ...wording import count, four
 from ..tables import by_id, digits_of, failed_kernels, used_kernels
-from .curves import Point, curve
+from .curves import curve
 from .listing import layer_columns, listing, op_columns
 from .markup import Markup, join, tag
 from .matrix import matrix
@@ -28,13 +27,6 @@ from .timeline import timeline, typical
 if TYPE_CHECKING:
     from ...engine import Engine
     from ...measure.profile import Profile
-
-
-class Metrics(TypedDict):
-    """The metrics of a training step that are drawn."""
-
-    step: int
-    loss: float | None
 
 
 def write_report(path: Path, profile: Profile, engine: Engine | None = None, run: Path | None = None) -> None:
@@ -51,23 +43,6 @@ def write_report(path: Path, profile: Profile, engine: Engine | None = None, run
         If the file cannot be written.
     """
     write_whole(path, [report(profile, engine, losses(run) if run else None).encode("utf-8", "replace")])
-
-
-def losses(run: Path) -> dict[str, list[Point]]:
-    """Read the losses in a run's folder; a record of another kind has none."""
-    training: list[Point] = []
-    validation: list[Point] = []
-    with suppress(OSError, ValueError):
-        for line in read_file(run / "metrics.jsonl").splitlines():
-            with suppress(ValueError):  # a line that a crash has cut short
-                metrics = parse_json(line)
-                if not misfit(metrics, Metrics):
-                    training.append((metrics["step"], metrics["loss"]))
-    with suppress(OSError, ValueError):
-        found = read_json(run / "summary.json").get("val_loss")
-        if not misfit(found, dict[str, float | None]):
-            validation = sorted((int(step), loss) for step, loss in (found or {}).items())
-    return {n: line for n, line in (("training loss", training), ("validation loss", validation)) if line}
 
 
 def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, Sequence[Point]] | None = None) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import isfinite
 
+from ...lab.records import Point
 from .markup import Markup, join, tag
 from .svg import WIDTH, LinearScale, axes, legend, path, picture, short
 
-Point = tuple[int, float | None]
-"""A step and its value; None is not finite."""
 LEFT, TOP = 62, 30
 MOST_POINTS = 2000
 """The points of a line that show a tooltip. A longer line is drawn whole, with a tooltip at each n-th step."""
