@@ -10,8 +10,9 @@ import pytest
 
 from cpuopt import Choice, cli
 from cpuopt.comm.threads import Team
-from cpuopt.data.chats import encoded, load_chats, packed, said_by
+from cpuopt.data.chats import encoded, load_chats, packed
 from cpuopt.data.forms import FORMATS
+from cpuopt.data.shapes import Message, said_by
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -271,7 +272,7 @@ def test_show_prints_packed_rows(capsys):
 
 def test_said_by_names_what_is_not_used():
     assert said_by(b'{"messages": [{"role": "assistant", "content": "a", "name": "n"}], "id": 1}') == (
-        [("assistant", "a")],
+        [Message("assistant", "a", True)],
         ["id", "messages.name"],
     )
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
-from json import JSONDecodeError
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,28 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..files.reading import parse_json
 from ..wording import count
 from .batches import require_known_ids, sorted_order
 from .forms import FORMATS, TurnEncoder, format_of, require_format
+from .shapes import Said, said_by
 from .stored import File, tokens_of
 from .tokenizers import Tokenizer, get_tokenizer, require_fit
 
 IGNORED = -100
 """The target of a token that does not count."""
-ROLES = ("system", "user", "assistant")
-SPOKEN: dict[str, tuple[type, str]] = {
-    "messages": (list, "a list of messages"),
-    "prompt": (str, "a text"),
-    "completion": (str, "a text"),
-    "text": (str, "a text"),
-}
-"""The names that a line may have, with the type of each; others are reported, and not used."""
-EXPECTED = "'messages', or 'prompt' and 'completion', or 'text'"
 TEXT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>")
 """Tokens that end a text, of which the first that a tokenizer has is the last of an example of text."""
-Said = list[tuple[str, str]]
-"""Messages: role and text of each."""
 
 
 def is_chats(spec: str) -> bool:
@@ -105,51 +93,8 @@ class ChatExample:
         return found
 
 
-def said_by(line: bytes) -> tuple[Said | str, list[str]]:
-    """Return the messages of a line, or its text; and its names that are not used.
-
-    Raises
-    ------
-    ValueError
-        For a line that is no example.
-    """
-    try:
-        table = parse_json(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{e}; expected a file in UTF-8") from e
-    except JSONDecodeError as e:
-        raise ValueError(
-            f"it is no JSON ({e.msg} at character {e.colno}); expected an object with {EXPECTED}, on one line"
-        ) from e
-    except ValueError as e:
-        raise ValueError(f"{e}; expected an object with {EXPECTED}") from e
-    for name, (kind, words) in SPOKEN.items():
-        if name in table and not isinstance(table[name], kind):
-            raise ValueError(f"{name!r} is {repr(table[name])[:40]}; expected {words}")
-    found = set(table) & set(SPOKEN)
-    unused = sorted(set(table) - set(SPOKEN))
-    if found == {"text"}:
-        return table["text"], unused
-    if found == {"prompt", "completion"}:
-        return [("user", table["prompt"]), ("assistant", table["completion"])], unused
-    if found != {"messages"}:
-        names = ", ".join(map(repr, sorted(table))) or "nothing"
-        raise ValueError(f"it has {names[:80]}; expected {EXPECTED}")
-    said: Said = []
-    for n, message in enumerate(table["messages"], 1):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise ValueError(f"message {n} is {repr(message)[:60]}; expected a 'role' and a 'content' that is a text")
-        if message.get("role") not in ROLES:
-            raise ValueError(f"message {n} has the role {repr(message.get('role'))[:40]}; expected {', '.join(ROLES)}")
-        unused += sorted(f"messages.{name}" for name in set(message) - {"role", "content"})
-        said.append((message["role"], message["content"]))
-    if "assistant" not in (role for role, _ in said):
-        raise ValueError(f"none of its {count(len(said), 'message')} is the assistant's, so nothing would count")
-    return said, unused
-
-
-def encoded(said: Said | str, tokenizer: Tokenizer, form: TurnEncoder | None) -> tuple[list[int], list[bool]]:
-    """Return the ids of an example, and which of them count: what the assistant says and the token that ends it."""
+def encoded(said: Said, tokenizer: Tokenizer, form: TurnEncoder | None) -> tuple[list[int], list[bool]]:
+    """Return the ids of an example, and which of them count: counted messages and the token that ends each."""
     if isinstance(said, str):
         ends = (i for name in TEXT_ENDS if (i := tokenizer.id_of(name)) is not None)
         end = next(ends, tokenizer.eot if tokenizer.eot in tokenizer.stops else None)
@@ -158,15 +103,15 @@ def encoded(said: Said | str, tokenizer: Tokenizer, form: TurnEncoder | None) ->
     assert form is not None
     ids = form.start()
     counted = [False] * len(ids)
-    for role, text in said:
-        if role != "assistant":
+    for role, text, counts in said:
+        if not counts:
             parts = [(form.turn(role, text), False)]
         else:
             first, *rest = form.closing()
             parts = [(form.opening(role), False), ([*form.said(text), first], True), (rest, False)]
-        for part, counts in parts:
+        for part, learned in parts:
             ids += part
-            counted += [counts] * len(part)
+            counted += [learned] * len(part)
     return ids, counted
 
 
