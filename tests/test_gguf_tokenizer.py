@@ -99,6 +99,7 @@ def test_a_tokenizer_json_goes_into_a_file_and_out_again(kind, tmp_path):
     KINDS[kind]().save(str(tmp_path / "tokenizer.json"))
     template = {"chat_template": "{{ messages }}"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(template))
+    (tmp_path / "generation_config.json").write_text(json.dumps(MARKS.ids()))
     path = saved(tmp_path, tmp_path / "tokenizer.json")
     found = container.Gguf(path).metadata
     assert found["tokenizer.ggml.model"] == ("llama" if kind.startswith("pieces") else "gpt2")

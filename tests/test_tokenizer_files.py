@@ -107,6 +107,89 @@ def test_sentencepiece_kind_has_spaces_and_single_bytes(tmp_path):
     assert t.start("") == [1]
 
 
+def tags(behind=False):
+    """The kind of Gemma, in whose vocabulary ``</s>`` is HTML's tag."""
+    t = Tokenizer(models.BPE({c: i for i, c in enumerate(["ab", "a", "b", "c", "d"])}, []))
+    t.decoder = decoders.ByteLevel()
+    t.add_special_tokens(["<pad>", "<eos>", "<bos>"])
+    t.add_tokens([AddedToken(tag, special=False) for tag in ("<s>", "</s>")])
+    if behind:
+        t.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 6)])
+    return t
+
+
+def beside(**files):
+    return {f"{name}.json": json.dumps(content) for name, content in files.items()}
+
+
+MARKED = {
+    "config.json": (beside(config={"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}), 1, [2], 3),
+    "a list": (beside(config={"eos_token_id": 2}, generation_config={"eos_token_id": [3, 4]}), 7, [3, 4, 2], None),
+    "texts": (beside(tokenizer_config={"bos_token": "a", "eos_token": {"content": "b"}, "pad_token": "c"}), 1, [2], 3),
+    "a map": (beside(special_tokens_map={"eos_token": "a"}), 7, [1], None),
+    "null in place of a map's": (
+        beside(special_tokens_map={"eos_token": "a"}, tokenizer_config={"eos_token": None}, config={"eos_token_id": 2}),
+        *(7, [2], None),
+    ),
+    "a text before an id": (
+        beside(tokenizer_config={"eos_token": "a"}, config={"eos_token_id": [2, 1]}),
+        *(7, [1, 2], None),
+    ),
+    "an id beyond all": (beside(config={"eos_token_id": [99, 2], "pad_token_id": -1}), 7, [2], None),
+    "no file": ({}, 7, [6], None),
+}
+"""Files beside a tokenizer's, and the ids that begin, end (the first of them a text) and fill up."""
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_the_files_of_a_model_name_what_begins_and_ends_a_text(tmp_path, case):
+    files, begin, ends, pad = MARKED[case]
+    tags().save(str(path := tmp_path / "tokenizer.json"))
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    t = get_tokenizer(str(path))
+    assert (t.eot, t.end, t.stops, t.pad) == (begin, ends[0], set(ends), pad)
+    lengths = tokenizers.byte_lengths(str(path))
+    assert (lengths[9], {int(lengths[i]) for i in (t.eot, *ends)}) == (4, {0})
+    assert t.special_tokens["eos_token"] == t.texts[ends[0]]
+    kept = tokenizers.tokenizer_files(str(path))  # as in the folder of a run, where config.json is not the model's
+    for name, content in kept.items():
+        (tmp_path / "copy" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content)
+    again = get_tokenizer(str(tmp_path / "copy" / "tokenizer.json"))
+    assert (again.eot, again.end, again.pad, again.special_tokens) == (t.eot, t.end, t.pad, t.special_tokens)
+
+
+def test_an_end_behind_a_text_and_an_end_alone_are_marks(tmp_path):
+    tags(behind=True).save(str(tmp_path / "tokenizer.json"))
+    t = get_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert (t.end, t.start("ab")) == (6, [1, 2])
+    alone = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    alone.decoder = decoders.ByteLevel()
+    alone.add_special_tokens(["<eos>"])
+    alone.save(str(tmp_path / "alone.json"))
+    t = get_tokenizer(str(tmp_path / "alone.json"))
+    assert (t.eot, t.end, t.stops, t.special_tokens) == (2, 2, {2}, {"eos_token": "<eos>"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer_config.json", '{"eos_token": 7}', "eos_token is 7; expected a token's text, or null"),
+        ("tokenizer_config.json", "[1]", "is no JSON object"),
+        ("tokenizer_config.json", '{"chat_template": 7}', "chat_template is 7; expected a text, or a list"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "a"}]}', "expected a text, or a list of names and"),
+        ("chat_template.jinja", "\udcff", "no UTF-8"),
+        ("generation_config.json", '{"eos_token_id": "7"}', "eos_token_id is '7'; expected a token's id, or null"),
+    ],
+)
+def test_marks_that_are_none_are_refused_with_their_file(tmp_path, name, content, words):
+    tags().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=words):
+        get_tokenizer(str(tmp_path / "tokenizer.json"))
+
+
 def test_a_long_text_is_cut_between_lines(file, monkeypatch):
     t, text = get_tokenizer(str(file)), "one line\n\n  and two\n" * 50
     whole = [t.eot, *t.encode(text)]
@@ -242,7 +325,7 @@ def test_a_tokenizer_and_the_marks_stay_with_the_weights(tmp_path, folder, file)
     names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert sorted(p.name for p in folder.iterdir()) == names
     assert cli.main(["convert", str(folder), str(tmp_path / "again")]) == 0
-    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == names
+    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == sorted([*names, "generation_config.json"])
     assert (tmp_path / "again" / "tokenizer.json").read_bytes() == file.read_bytes()
     weights = open_weights(tmp_path / "again")
     assert (weights.tokenizer, weights.marks) == (str(tmp_path / "again" / "tokenizer.json"), Marks(0, (1, 3)))
@@ -257,7 +340,7 @@ def test_a_text_ends_at_the_ids_that_the_files_of_a_model_name(tmp_path, folder,
     for number, name in enumerate(ENDS):
         text = text.replace(name, f"<|fin {number}|>")
     (folder / "tokenizer.json").write_text(text)
-    assert not get_tokenizer(str(folder / "tokenizer.json")).stops
+    assert get_tokenizer(str(folder / "tokenizer.json")).stops == {1, 3}
     flags = ["generate", "--init", str(folder), "--prompt", "ab", "--max-tokens", "9", "--temperature", "2", "--json"]
 
     def generated(eos):
@@ -269,6 +352,7 @@ def test_a_text_ends_at_the_ids_that_the_files_of_a_model_name(tmp_path, folder,
         return json.loads(capsys.readouterr().out)
 
     found = generated(None)
+    assert not get_tokenizer(str(folder / "tokenizer.json")).stops
     assert found["stopped"] == "max tokens"
     end = next(i for i, t in enumerate(found["ids"]) if i > 1 and t not in found["ids"][:i])
     ended = generated([400, found["ids"][end]] if several else found["ids"][end])

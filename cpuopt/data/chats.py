@@ -37,8 +37,6 @@ from .tokenizers import Tokenizer, get_tokenizer, require_fit
 
 IGNORED = -100
 """The target of a token that does not count."""
-TEXT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>")
-"""Tokens that end a text, of which the first that a tokenizer has is the last of an example of text."""
 
 
 def is_chats(spec: str) -> bool:
@@ -96,9 +94,7 @@ class ChatExample:
 def encoded(said: Said, tokenizer: Tokenizer, form: TurnEncoder | None) -> tuple[list[int], list[bool]]:
     """Return the ids of an example, and which of them count: counted messages and the token that ends each."""
     if isinstance(said, str):
-        ends = (i for name in TEXT_ENDS if (i := tokenizer.id_of(name)) is not None)
-        end = next(ends, tokenizer.eot if tokenizer.eot in tokenizer.stops else None)
-        ids = [tokenizer.eot, *tokenizer.encode(said), *([] if end is None else [end])]
+        ids = [tokenizer.eot, *tokenizer.encode(said), *([] if tokenizer.end is None else [tokenizer.end])]
         return ids, [False] + [True] * (len(ids) - 1)
     assert form is not None
     ids = form.start()

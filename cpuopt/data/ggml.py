@@ -17,10 +17,15 @@ import numpy as np
 
 from ..errors import UserError
 from ..files.gguf import Gguf
+from .companions import GENERATION, SETTINGS, Marks
 
 NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = range(1, 7)
 """The types of tokens; those of type `OWN` are found in any text."""
 KEY = "tokenizer.ggml."
+MARKS = ("bos", "eos", "eot", "eom", "padding")
+NAMES = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
+"""What the special tokens of other files are called there."""
+TEMPLATE = "tokenizer.chat_template"
 PAD = "[PAD"
 """How a token begins that only fills the vocabulary up."""
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -49,7 +54,7 @@ SPACE = "\u2581"
 
 
 def files(file: Gguf) -> dict[str, bytes]:
-    """Return the contents of ``tokenizer.json`` and ``tokenizer_config.json`` for the tokenizer in a file.
+    """Return the contents of ``tokenizer.json`` and its companions for the tokenizer in a file.
 
     Raises
     ------
@@ -67,7 +72,7 @@ def files(file: Gguf) -> dict[str, bytes]:
         raise file.wrong(f"{KEY}tokens is no list of texts")
     types = _array(file, "token_type", len(tokens), "iu")
     types = np.full(len(tokens), NORMAL) if types is None else types
-    ids = {what: _id(file, what, len(tokens)) for what in ("bos", "eos", "unknown")}
+    ids = {what: _id(file, what, len(tokens)) for what in (*MARKS, "unknown")}
     model = _pairs(file, tokens) if kind == "gpt2" else _pieces(file, tokens, types, ids["unknown"])
     pre = found.get(f"{KEY}pre", "default")
     adds_bos = found.get(f"{KEY}add_bos_token", kind == "llama" or ALIASES.get(pre, pre) in ("llama-bpe", "tekken"))
@@ -82,12 +87,36 @@ def files(file: Gguf) -> dict[str, bytes]:
         **model,
         "post_processor": None if first is None else _template(first, ids["bos"]),
     }
-    marks = {f"{what}_token": tokens[i] for what, i in ids.items() if i is not None and what != "unknown"}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
-    if isinstance(template := found.get("tokenizer.chat_template"), str):
-        about["chat_template"] = template
-    texts = {"tokenizer.json": content, "tokenizer_config.json": about}
-    return {name: json.dumps(x, ensure_ascii=False).encode() for name, x in texts.items()}
+    texts = {f"{here}_token": ids[what] for what, here in NAMES.items()}
+    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    about |= {key: tokens[i] for key, i in texts.items() if i is not None}
+    if templates := chat_templates(file):
+        listed = [{"name": name, "template": text} for name, text in templates.items()]
+        about["chat_template"] = templates["default"] if [*templates] == ["default"] else listed
+    made = {"tokenizer.json": content, SETTINGS: about}
+    made |= {GENERATION: named} if (named := marks_in(file, len(tokens)).ids()) else {}
+    return {name: json.dumps(x, ensure_ascii=False).encode() for name, x in made.items()}
+
+
+def marks_in(file: Gguf, n: int) -> Marks:
+    """Return the marks that a file names, whose ids must be below a number.
+
+    Raises
+    ------
+    UserError
+        For another.
+    """
+    ids = {what: _id(file, what, n) for what in MARKS}
+    ends = (i for what in ("eos", "eot", "eom") if (i := ids[what]) is not None)
+    return Marks(ids["bos"], tuple(dict.fromkeys(ends)), ids["padding"])
+
+
+def chat_templates(file: Gguf) -> dict[str, str]:
+    """Return the chat templates of a file by their names; the usual one is ``default``."""
+    names = file.metadata.get(f"{TEMPLATE}s", [])
+    keys = {"default": TEMPLATE} | {name: f"{TEMPLATE}.{name}" for name in (names if _texts(names) else [])}
+    found = {name: file.metadata.get(key) for name, key in keys.items()}
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def _texts(x: Any) -> bool:

@@ -13,10 +13,11 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..errors import UserError
 from ..files import Content, user_cache
 from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
-from . import ggml, untrusted
+from . import companions, ggml, untrusted
 from .pieces import Pieces
 
 if TYPE_CHECKING:
@@ -41,13 +42,22 @@ class Tokenizer(ABC):
     name : ``bytes``, ``gpt2``, or the kind of its file: ``tokenizer.json``, ``tokenizer.bin``.
     vocab_size : the number of ids, which are 0 .. vocab_size - 1.
     eot : the id before a text, from which sampling starts without a prompt.
-    stops : the ids that end a text.
+    stops : the ids that end a text or a turn.
+    end : the one of them that ends a text to train on; None if there is none.
+    pad : the id that fills up; None if there is none.
+    special_tokens : the texts of special tokens by what they are for: ``bos_token``, ``eos_token``, ``pad_token``,
+        ``unk_token`` and others that a model's files name.
+    chat_templates : the chat templates of the model by their names; the usual one is ``default``.
     """
 
     name: str
     vocab_size: int
     eot: int
     stops: frozenset[int] = frozenset()
+    end: int | None = None
+    pad: int | None = None
+    special_tokens: Mapping[str, str] = MappingProxyType({})
+    chat_templates: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -93,8 +103,9 @@ class Bytes(Tokenizer):
 class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte pair encoding of 50257 tokens."""
 
-    name, vocab_size, eot = "gpt2", 50257, 50256
+    name, vocab_size, eot, end = "gpt2", 50257, 50256, 50256
     stops = frozenset([eot])
+    special_tokens = MappingProxyType(dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"))
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
@@ -106,16 +117,18 @@ class GPT2Tokenizer(Tokenizer):
         return self.encoding.decode_single_token_bytes(token)
 
 
-BEGINNINGS = ("<|begin_of_text|>", "<s>", "<|endoftext|>")
-"""Tokens before a text, if the file adds none by itself; the first that it has."""
-ENDS = ("<|end_of_text|>", "<|endoftext|>", "<|eot_id|>", "<|im_end|>", "</s>")
-"""Tokens that end a text or a turn."""
+BEGINNINGS = ("<|begin_of_text|>", "<bos>", "<s>", "<|endoftext|>")
+"""Special tokens before a text, of which the first is taken if no file names one."""
+ENDS = ("<|end_of_text|>", "<|endoftext|>", "<eos>", "</s>", "<|eot_id|>", "<|im_end|>")
+"""Special tokens that end a text or a turn, if no file names one."""
 
 
 MOST = 1 << 24
 """Ids of a file, so that a table of them fits in memory."""
 LARGEST_JSON = 64 << 20
 """Bytes of a ``tokenizer.json``; Gemma's has 33 MB."""
+MARKING = (companions.GENERATION, companions.CONFIG)
+"""The files that name the ids of marks."""
 
 
 class Json(Tokenizer):
@@ -133,7 +146,8 @@ class Json(Tokenizer):
             ) from None
         self.path = str(path)
         try:
-            content = self._content(path)
+            files = self._files(path)
+            content = files[Json.name]
             found = parse_json(content)  # its JSON is strict, and its growth bounded, before a library reads it
             self.to_bytes, self.growth = _bytes_of(found.get("decoder")), untrusted.growth(found)
         except OSError as e:
@@ -143,9 +157,12 @@ class Json(Tokenizer):
         with untrusted.guarded(self.path, "is no tokenizer.json that can be read"):
             self.encoding = tokenizers.Tokenizer.from_str(content.decode())
             self._read()
+        self._mark(path.parent, files)
 
-    def _content(self, path: Path) -> bytes:
-        return read_file(path, most=LARGEST_JSON)
+    def _files(self, path: Path) -> dict[str, bytes]:
+        """Return the content of the file as ``tokenizer.json``, and of those beside it that say more."""
+        more = companions.beside(path) if path.name == Json.name else {}
+        return {Json.name: read_file(path, most=LARGEST_JSON)} | more
 
     def _read(self) -> None:
         """Find what the file says of its tokens."""
@@ -160,10 +177,27 @@ class Json(Tokenizer):
         self.vocab_size = max(self.texts) + 1
         plain, full = (self.encoding.encode("a", add_special_tokens=special).ids for special in (False, True))
         starts = (k for k in range(len(full)) if plain and full[k : k + len(plain)] == plain)
-        self.before = full[: next(starts, 0)]
-        named = (i for token in BEGINNINGS if (i := self.id_of(token)) is not None)
-        self.eot = next(iter(self.before), next(named, 0))
-        self.stops = frozenset(i for token in ENDS if (i := self.id_of(token)) is not None)
+        self.before, self.behind = (full[: (k := next(starts, 0))], full[k + len(plain) :]) if plain else ([], [])
+
+    def _mark(self, folder: Path, files: Mapping[str, bytes]) -> None:
+        """Find the tokens that begin and end a text, as the files name them; by usual names only if they do not."""
+        tables = {folder / name: companions.read_table(folder / name, files[name]) for name in MARKING if name in files}
+        marks, texts = companions.marks_of(tables), companions.special_texts(folder, files)
+        named = {key: i for key, text in texts.items() if (i := self.id_of(text)) is not None}
+        special = {t.content: i for i, t in self.encoding.get_added_tokens_decoder().items() if t.special}
+
+        def known(*ids: int | None, usual: Sequence[str] = ()) -> list[int]:
+            found = [i for i in ids if i is not None and i in self.texts]
+            return [*dict.fromkeys(found or [special[name] for name in usual if name in special])]
+
+        ends = known(named.get("eos_token"), *marks.eos, *self.behind, usual=ENDS)
+        begins = known(*self.before, named.get("bos_token"), marks.bos, usual=BEGINNINGS)
+        self.stops, self.end = frozenset(ends), next(iter(ends), None)
+        self.eot = next(iter(begins), self.end or 0)
+        self.pad = next(iter(known(named.get("pad_token"), marks.pad)), None)
+        ids = {"bos_token": next(iter(begins), None), "eos_token": self.end, "pad_token": self.pad}
+        self.special_tokens = {key: self.texts[i] for key, i in ids.items() if i is not None} | texts
+        self.chat_templates = companions.chat_templates(folder, files)
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
         text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
@@ -189,8 +223,8 @@ class Json(Tokenizer):
 class Inside(Json):
     """The tokenizer inside a GGUF file, read as the ``tokenizer.json`` that says the same."""
 
-    def _content(self, path: Path) -> bytes:
-        return ggml.files(Gguf(path))[self.name]
+    def _files(self, path: Path) -> dict[str, bytes]:
+        return ggml.files(Gguf(path))
 
 
 def _bytes_of(decoder: Any) -> Callable[[str], bytes]:
@@ -224,7 +258,8 @@ BYTES = dict(_byte_alphabet())
 class Llama2c(Tokenizer):
     """llama2.c's ``tokenizer.bin``: 1 begins a text, 2 ends it."""
 
-    name, eot, stops = "tokenizer.bin", 1, frozenset([1, 2])
+    name, eot, stops, end = "tokenizer.bin", 1, frozenset([1, 2]), 1
+    special_tokens = MappingProxyType({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
 
     def __init__(self, path: Path) -> None:
         self.pieces = Pieces(path)
@@ -247,8 +282,6 @@ TOKENIZERS = ("bytes", "gpt2")
 """Tokenizers by name."""
 KINDS: dict[str, type[Json] | type[Llama2c]] = {kind.name: kind for kind in (Json, Llama2c)}
 """Tokenizers in files, by the file's name beside a model's weights; elsewhere its ending tells."""
-COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files that other programs read beside ``tokenizer.json``."""
 
 
 def usual_tokenizer(vocab_size: int) -> str:
@@ -278,9 +311,9 @@ def tokenizer_files(tokenizer: str | None) -> dict[str, bytes]:
         return {}
     if is_gguf(path := Path(str(tokenizer))):
         return ggml.files(Gguf(path))
-    companions = [p for p in map(path.with_name, COMPANIONS) if path.name == Json.name and p.is_file()]
+    more = companions.travelling(path) if path.name == Json.name else {}
     try:
-        return {kind_of(path.name) or path.name: read_file(path)} | {p.name: read_file(p) for p in companions}
+        return {kind_of(path.name) or path.name: read_file(path)} | more
     except (OSError, ValueError) as e:
         raise UserError(f"cannot read the tokenizer {str(path)!r}: {e}") from e
 
@@ -305,14 +338,25 @@ def get_tokenizer(name: str) -> Tokenizer:
             f"{', '.join(KINDS)}, GGUF"
         )
     try:
-        status = os.stat(name)
+        os.stat(name)
     except (OSError, ValueError) as e:
         raise UserError(f"there is no tokenizer {name[:200]!r}; expected {', '.join([*TOKENIZERS, *KINDS])}") from e
-    return _from_file(kind, name, status.st_size, status.st_mtime_ns)
+    folder = Path(name).parent
+    read = (Path(name), *(folder / file for file in companions.READ))
+    return _from_file(kind, name, tuple(map(_version, (*read, *companions.templates_in(folder)))))
+
+
+def _version(path: Path) -> tuple[str, int, int]:
+    """Return what changes when a file does."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return str(path), -1, -1
+    return str(path), status.st_size, status.st_mtime_ns
 
 
 @cache
-def _from_file(kind: type[Json] | type[Llama2c], path: str, size: int, changed: int) -> Tokenizer:
+def _from_file(kind: type[Json] | type[Llama2c], path: str, versions: tuple[tuple[str, int, int], ...]) -> Tokenizer:
     return kind(Path(path))
 
 

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..data.companions import COMPANIONS
 from ..data.corpus import files_of
-from ..data.tokenizers import COMPANIONS, KINDS, TOKENIZERS
+from ..data.tokenizers import KINDS, TOKENIZERS
 from ..errors import UserError
 from ..files.outputs import Output
 from ..models import CONFIG, is_own
@@ -17,7 +18,7 @@ from ..weights.formats import target_format
 from . import checkpoint
 
 PACKAGE = Path(__file__).parents[1]
-BESIDE = (CONFIG, "generation_config.json", *KINDS, *COMPANIONS)
+BESIDE = (CONFIG, *KINDS, *COMPANIONS)
 """Files that are read beside a model's weights or its tokenizer."""
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.ggml import KEY
+from ..data.ggml import KEY, marks_in
 from ..data.tokenizers import TOKENIZERS
 from ..errors import UserError
 from ..files import Content, write_whole
@@ -38,7 +38,7 @@ from ..ops.storage import WIDE
 from . import vocabulary
 from .huggingface import joined, places_of, shapes_of, taken, tensors_of
 from .llama2c import halves, pairs
-from .tensors import FLOATS, Array, DType, Marks, Weights, content_of, from_bf16, read_floats, to_bf16
+from .tensors import FLOATS, Array, DType, Weights, content_of, from_bf16, read_floats, to_bf16
 from .vocabulary import NAMED
 
 BLOCK = "blk.*."
@@ -271,7 +271,7 @@ def open_model(path: Path) -> Weights:
         return halves(x, _head_size(config)) if there.rotated.fullmatch(here) else taken(config, here, x)
 
     shifts = {name: _shift(config, here) for here, name in names.items()}
-    return Weights(path, config, _dtype(file, shifts), read, _tokenizer(file), marks=_marks(file, config))
+    return Weights(path, config, _dtype(file, shifts), read, _tokenizer(file), marks=marks_in(file, config.vocab_size))
 
 
 def _usual(config: Config) -> Config:
@@ -467,19 +467,6 @@ def _rounded(x: Array, dtype: DType) -> Array:
         return from_bf16(to_bf16(x))
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(WIDE)
-
-
-def _marks(file: Gguf, config: Config) -> Marks:
-    """Return the ids that begin and end a text."""
-    ids = {}
-    for what in ("bos", "eos", "eot", "eom"):
-        key = f"{KEY}{what}_token_id"
-        if (i := file.metadata.get(key)) is not None:
-            if type(i) is not int or not 0 <= i < config.vocab_size:
-                raise file.wrong(f"{key} is {str(i)[:60]}; expected an id below {config.vocab_size}")
-            ids[what] = i
-    ends = (ids[what] for what in ("eos", "eot", "eom") if what in ids)
-    return Marks(ids.get("bos"), tuple(dict.fromkeys(ends)))
 
 
 def _tokenizer(file: Gguf) -> str | None:

@@ -14,23 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from ..data.companions import GENERATION, marks_of
 from ..data.tokenizers import TOKENIZERS, tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import Content, whole_directory, write_synced
+from ..files import Content, sync_directory, whole_directory, write_synced
 from ..models import CONFIG, Config, read_config, read_object
 from ..models.llama import Config as Llama
 from ..ops.declaration import Shape
 from ..ops.storage import WIDE
-from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts, naturals
+from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
-GENERATION = "generation_config.json"
-"""The file beside ``config.json`` that may name more ids that end a text."""
 TOKENIZER = "cpuopt_tokenizer"
 """The key of the tokenizer in ``config.json``, which other programs ignore."""
 
@@ -191,20 +189,8 @@ def _config(path: Path) -> tuple[Config, str | None, Marks]:
     tokenizer = given.get(TOKENIZER)
     if tokenizer not in (None, *TOKENIZERS):
         raise UserError(f"{str(path)!r}: {TOKENIZER} is {repr(tokenizer)[:60]}; expected {' or '.join(TOKENIZERS)}")
-    bos, eos = _ids(path, given, "bos_token_id"), _ids(path, given, "eos_token_id")
-    if os.path.lexists(more := path.with_name(GENERATION)):  # some models name the end of a chat's turn there alone
-        eos += _ids(more, read_object(more), "eos_token_id")
-    marks = Marks(bos[0] if bos else None, tuple(dict.fromkeys(eos)))
-    return config, tokenizer or tokenizer_beside(path.parent), marks
-
-
-def _ids(path: Path, given: Mapping[str, Any], name: str) -> list[int]:
-    """Return the ids of tokens under a key of a file: one, several, or none."""
-    ids = given.get(name)
-    found = ids if isinstance(ids, list) and name == "eos_token_id" else [] if ids is None else [ids]
-    if not naturals(found):
-        raise UserError(f"{str(path)!r}: {name} is {repr(ids)[:60]}; expected a token's id, or null")
-    return [*found]
+    tables = {more: read_object(more)} if os.path.lexists(more := path.with_name(GENERATION)) else {}
+    return config, tokenizer or tokenizer_beside(path.parent), marks_of(tables | {path: given})
 
 
 def _shards(index: Path) -> list[TensorFile]:
@@ -225,11 +211,10 @@ def _shards(index: Path) -> list[TensorFile]:
 def config_json(config: Config, dtype: DType, tokenizer: str | None = None, marks: Marks = NO_MARKS) -> bytes:
     """Return the content of ``config.json`` for a model."""
     stored = {"bf16": "bfloat16", "f16": "float16"}.get(dtype, WIDE)
-    ends = {"bos_token_id": marks.bos, "eos_token_id": marks.eos[0] if len(marks.eos) == 1 else list(marks.eos) or None}
     return json.dumps(
         {
             **config.to_transformers(),
-            **({} if marks == NO_MARKS else ends),
+            **marks.ids(),
             "dtype": stored,
             "torch_dtype": stored,  # the name in earlier versions
             **({TOKENIZER: tokenizer} if tokenizer in TOKENIZERS else {}),
@@ -253,6 +238,14 @@ def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
     return file_parts(there, stored, dtype)
 
 
+def write_beside(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a tokenizer's files into a new directory."""
+    for name, content in files.items():
+        (place := folder / name).parent.mkdir(exist_ok=True)
+        write_synced(place, [content])
+        sync_directory(place.parent)
+
+
 def write(path: Path, weights: Weights) -> None:
     """Write a directory, with the files of the tokenizer.
 
@@ -267,7 +260,6 @@ def write(path: Path, weights: Weights) -> None:
         with whole_directory(path) as folder:
             write_synced(folder / CONFIG, [config_json(config, dtype, tokenizer, weights.marks)])
             write_synced(folder / WEIGHTS, weight_parts(config, weights.read, dtype))
-            for file, content in beside.items():
-                write_synced(folder / file, [content])
+            write_beside(folder, beside)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import safetensors
 
+from ..data.companions import Marks as Marks
 from ..errors import UserError
 from ..files import Content
 from ..files.reading import open_file
@@ -42,14 +43,6 @@ HEADER_LIMIT = 1 << 22
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """The dtypes that weights can have, and the NumPy types that read them."""
-
-
-@dataclass(frozen=True)
-class Marks:
-    """The ids that begin and end a text, if a model's files name them."""
-
-    bos: int | None = None
-    eos: tuple[int, ...] = ()
 
 
 NO_MARKS = Marks()

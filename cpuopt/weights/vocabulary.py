@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.ggml import BYTE, CONTROL, GPT2, KEY, NORMAL, OWN, PAD, PATTERNS, SPACE, UNKNOWN, UNUSED
+from ..data.ggml import BYTE, CONTROL, GPT2, KEY, NORMAL, OWN, PAD, PATTERNS, SPACE, TEMPLATE, UNKNOWN, UNUSED
 from ..data.tokenizers import BYTE as BYTE_PIECE
 from ..data.tokenizers import BYTES, GPT2Tokenizer, Json, Llama2c, Tokenizer, get_tokenizer
 from ..errors import UserError
@@ -20,6 +21,8 @@ from .tensors import Marks
 NAMED = "cpuopt.tokenizer"
 """The key of a tokenizer that has a name."""
 ALPHABET = {byte[0]: c for c, byte in BYTES.items()}
+NAME = re.compile("[^A-Za-z0-9]")
+"""What llama.cpp replaces in the name of a template."""
 TURN = 0xFF
 """What ends a turn, and so a text, of bytes."""
 
@@ -57,10 +60,11 @@ def metadata_of(tokenizer: str | None, size: int, marks: Marks) -> dict[str, Any
     if f"{KEY}scores" in made:
         made[f"{KEY}scores"] = np.array([*made[f"{KEY}scores"], *[0.0] * more], "<f4")
     begins = {found.eot} if made[f"{KEY}add_bos_token"] else set()
-    ends = [*marks.eos] or sorted(found.stops - begins, key=lambda i: i != found.eot) or [TURN]
+    ends = [*marks.eos] or sorted(found.stops - begins, key=lambda i: i != found.end) or [TURN]
+    pad = found.pad if marks.pad is None else marks.pad
     made[f"{KEY}bos_token_id"] = found.eot if marks.bos is None else marks.bos
     made |= {f"{KEY}{what}_token_id": i for what, i in zip(("eos", "eot", "eom"), ends, strict=False)}
-    return made
+    return made | ({} if pad is None else {f"{KEY}padding_token_id": pad})
 
 
 def _of_bytes(found: Tokenizer) -> dict[str, Any]:
@@ -126,10 +130,11 @@ def _of_json(found: Json) -> dict[str, Any]:
             raise wrong("how it cuts text")
         about |= {"model": "gpt2", "pre": known[cut], "merges": [" ".join(pair) for pair in merges]}
     made = {KEY + name: x for name, x in about.items()}
-    if (config := path.with_name("tokenizer_config.json")).is_file():
-        template = parse_json(read_file(config)).get("chat_template")
-        made |= {"tokenizer.chat_template": template} if isinstance(template, str) else {}
-    return made
+    templates = {NAME.sub("_", name): text for name, text in found.chat_templates.items()}
+    if "default" in templates:
+        made[TEMPLATE] = templates.pop("default")
+    made |= {f"{TEMPLATE}s": [*templates]} if templates else {}
+    return made | {f"{TEMPLATE}.{name}": text for name, text in templates.items()}
 
 
 def _steps(part: Any, name: str) -> Sequence[Mapping[str, Any]]:
