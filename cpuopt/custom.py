@@ -137,7 +137,9 @@ class DifferentiableOp:
         before = dict(registry.KERNELS)
         try:
             parallel = "prange" in self.compiled.__code__.co_names
-            jit.kernel(self.forward, registry.BASE, parallel=parallel, shown=function)(self.compiled)
+            jit.kernel(
+                self.forward, registry.BASE, parallel=parallel, shown=function, **jit.PYTHON_INTEGERS
+            )(self.compiled)  # fmt: skip
             for variant in (registry.BASE, "generated"):
                 self._register(variant)
         except BaseException:
@@ -358,9 +360,10 @@ class DifferentiableOp:
         return size
 
     def _register(self, variant: str) -> None:
+        from .kernels.compile.jit import PYTHON_INTEGERS
         from .kernels.generated import register
 
-        register(self.backward, registry.KERNELS[self.forward.name, registry.BASE], variant)
+        register(self.backward, registry.KERNELS[self.forward.name, registry.BASE], variant, **PYTHON_INTEGERS)
 
     @staticmethod
     def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from .. import registry
 from ..registry import Kernel, Scratch
 from ..toolkit.threads import cores
 from . import cache, lines, perf
+from .integers import PythonIntegers
 from .numba_internals import unsupported
 from .progress import Compiling
 from .storage import NUMBA
@@ -35,6 +36,8 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
 """``error_model="numpy"``: a division that checks for zero would keep its loop scalar."""
 
+PYTHON_INTEGERS: dict[str, Any] = {"pipeline_class": PythonIntegers}
+"""The option with which the variable of a parallel loop is signed (`integers.py`)."""
 
 if perf.with_lines():
     lines.mark(copies=False)
@@ -59,6 +62,11 @@ def signature(
         if arg.kind == "acc":
             sig.append(types.boolean)
     return (*sig, *(types.Array(NUMBA[s.dtype], 1, "C") for s in scratch))
+
+
+def integers(function: Callable[..., None]) -> dict[str, Any]:
+    """Return the options with which the integers of a user's function are Python's; none for one of the package."""
+    return {} if (function.__module__ or "").startswith(("cpuopt.", "cpuopt_generated.")) else PYTHON_INTEGERS
 
 
 def takes_all(function: Callable[..., None]) -> bool:
@@ -137,7 +145,8 @@ def kernel(
             more = {"same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
             registry.register(Kernel(op, variant, function, parts, where=where, **more), params, of)
             return function
-        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
+        label = f"{op.name}[{variant}] at {where}"
+        compiled = helper(**{**OPTIONS, **integers(here), **options})(function)
         cache.entitle(compiled, f"{op.name}[{variant}]")
 
         def types_of(dtypes: Mapping[str, str]) -> tuple[types.Type, ...]:
@@ -198,7 +207,8 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     """
     known, sig = kernel.function, signature_of(kernel)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
-    dispatcher = numba.njit(**options)(known.py_func)  # type: ignore[attr-defined]
+    pipeline = known._compiler.pipeline_class  # type: ignore[attr-defined]
+    dispatcher = numba.njit(pipeline_class=pipeline, **options)(known.py_func)  # type: ignore[attr-defined]
     with cache.as_kept(dispatcher):
         _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
     return dispatcher, sig
@@ -213,7 +223,7 @@ def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        compiled = numba.njit(**{**OPTIONS, "parallel": False, **options})(function)
+        compiled = numba.njit(**{**OPTIONS, "parallel": False, **integers(function), **options})(function)
         cache.attach(compiled)
         return compiled
 

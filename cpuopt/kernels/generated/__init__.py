@@ -19,13 +19,13 @@ REFUSED: dict[str, str] = {}
 """The reason why an op has neither a generated kernel nor one for its backward."""
 
 
-def register(op: Any, forward: registry.Kernel, variant: str = registry.GENERATED) -> None:
-    """Generate the backward `op` of a forward kernel, or load it, and register it."""
+def register(op: Any, forward: registry.Kernel, variant: str = registry.GENERATED, **options: Any) -> None:
+    """Generate the backward `op` of a forward kernel, or load it, and register it; `options` are those of `kernel`."""
     module = load(op, forward)
     sizes = {a.name: product(a.shape) for a in forward.op.arrays} | {s.name: s.size for s in forward.scratch}
     scratch = [(name, times(factor, sizes[like])) for name, (factor, like) in module.SCRATCH.items()]
     function = getattr(module, op.name)
-    kernel(op, variant, scratch=scratch, parallel="prange" in function.__code__.co_names)(function)
+    kernel(op, variant, scratch=scratch, parallel="prange" in function.__code__.co_names, **options)(function)
 
 
 def product(shape: tuple[Dim, ...]) -> Any:
