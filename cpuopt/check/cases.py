@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
 from ..errors import UserError
@@ -130,11 +129,9 @@ LONG = [sizes for sizes in SIZES if sizes["T"] >= 64]
 """Whole blocks of tokens, in which what a kernel does for a usual call may differ from that for a limited one."""
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 FEW = 1 << 19
-"""Elements beyond which an array is a view of a stock of numbers, since to draw them takes longer than a kernel does.
-No array of `cases` has as many."""
+"""Elements beyond which an array is drawn in float32, by the fastest generator. No array of `cases` has as many."""
 PART = (1 << 21) - 9
-"""The largest part of the stock in one array; a larger array takes its numbers more than once. Beyond as many elements,
-the saved inputs of a backward are computed in float32."""
+"""Elements beyond which the saved inputs of a backward are computed in float32."""
 USUAL_INT8 = 40
 """The deviation of int8, which then reach the ends of their range."""
 SOME = 6
@@ -393,7 +390,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers
         x = np.full_like(x, arg.start)
     if dtype == "int8":
         x = np.clip(np.rint(x * USUAL_INT8), -128, 127)
-    return spread((x if arg.negative else np.square(x)).astype(dtype, copy=False), shape)
+    return (x if arg.negative else np.square(x)).astype(dtype, copy=False)
 
 
 def _mirrored(x: Array, sign: int) -> Array:
@@ -403,25 +400,10 @@ def _mirrored(x: Array, sign: int) -> Array:
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw standard normal numbers, for `spread` to give them the shape; many are some part of one stock."""
-    n = prod(shape)
-    return rng.standard_normal(shape) if n <= FEW else _stock()[rng.integers(PART) :][: min(n, PART)]
-
-
-@once
-def _stock() -> Array:
-    return np.random.default_rng(0).standard_normal(2 * PART, np.float32)
-
-
-def spread(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return numbers in a shape. Of too few, each row is a view that begins some numbers after the row before."""
-    *outer, columns = shape
-    rows = prod(outer)
-    if x.size == rows * columns:
-        return x.reshape(shape)
-    if x.size < 2 * max(rows, columns):
-        return np.resize(x, shape)
-    return sliding_window_view(x, columns)[:: (x.size - columns) // rows][:rows].reshape(shape)
+    """Draw standard normal numbers, each by itself: a kernel may use whatever relates two rows of a large array."""
+    if prod(shape) <= FEW:
+        return rng.standard_normal(shape)
+    return np.random.Generator(np.random.SFC64(rng.integers(1 << 62))).standard_normal(shape, np.float32)
 
 
 def _elements(given: Arguments) -> int:

@@ -3,9 +3,9 @@
 `judge` compares its results with the op's float64 reference. A kernel also fails if it raises, changes an input, writes
 outside its arrays, or leaves numba with another number of threads.
 
-The same arguments are given several times: with poison, and with plausible numbers in what is written and in scratch;
-with NaN, 1e30 and -1e30 around the arrays; on each number of threads; before and after other numbers were in the same
-arrays. All of these must give the same bits, so a kernel fails if it keeps state, reads outside its arrays, or
+The same arguments are given several times: with poison and with what `Filling` has in outputs and scratch; with NaN,
+1e30 and -1e30 around the arrays; on each number of threads; before and after other numbers were in the same arrays.
+All of these must give the same bits, so a kernel fails if it keeps state, reads outside its arrays, or
 varies from call to call. One that does not promise identical bits is compared with the reference each time.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from itertools import cycle
 from math import inf
 from typing import Any
 
@@ -33,7 +34,6 @@ from .cases import (
     cases,
     elements,
     modes,
-    normal,
     quick_cases,
     scalars,
 )
@@ -56,12 +56,12 @@ from .memory import (
     OUTSIDE,
     SCRATCH,
     BrokenKernelError,
+    Filling,
     Memory,
     absent_as_empty,
     bits,
     call_args,
     fill,
-    spoil,
 )
 
 Tried = Sequence[tuple[Arguments, Wanted]]
@@ -167,7 +167,7 @@ class Trial:
         scratch: Mapping[str, Spec],
         rng: np.random.Generator,
     ) -> None:
-        self.kernel, self.adds, self.rng = kernel, adds, rng
+        self.kernel, self.adds, self.rng, self.filling = kernel, adds, rng, Filling()
         self.sides = [self.side(*w) for w in tried]
         """Two sides, one for each arguments: the content of the arrays before a call, and the wanted results."""
         contents, wanted = self.sides[0]
@@ -202,31 +202,28 @@ class Trial:
         self.one = one
         first = self.call(one)
         results = [self.judged(first, one)]
-        around = 0
-        for n in counts:
-            results += self.compared(first, n, self.poison, HUGE[around % 2])
-            around += 1
-        results += self.compared(first, most, self.plausible(first), HUGE[around % 2])
+        each = counts if len(counts) > 1 else [*counts, *counts]
+        circumstances = [*zip(each, cycle(self.filling.kinds())), (most, "almost")]
+        if not self.kernel.same_bits:  # then poison shows what some number of threads leaves out
+            circumstances = [*((n, "poison") for n in counts[1:]), *circumstances]
+        for i, (n, kind) in enumerate(circumstances):
+            results += self.compared(first, n, self.filled(kind, first), HUGE[i % 2])
         if len(self.sides) > 1:
             then = "once other numbers were put into the same arrays, and what it wrote was left"
             left = {n: self.memory.arrays[n].copy() for n in self.poison}
             results.append(self.judged(self.call(most, left, other=1), most, f", {then}", other=1))
-            left = {n: self.memory.arrays[n].copy() for n in self.scratch} | self.almost(first)
+            left = self.filled("almost", first) | {n: self.memory.arrays[n].copy() for n in self.scratch}
             results += self.require_same(first, self.call(most, left), most, lambda: then)
         return next((r for r in results if r.verdict == "FAIL"), worst(results))  # the first says it most plainly
 
-    def almost(self, first: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the right results of a call, but for one element of each array."""
-        made = {n: first[n].copy() for n in self.fresh}
-        for x in made.values():
-            spoil(x, self.rng)
+    def filled(self, kind: str, first: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what outputs and scratch hold before a call; `first` has the right results."""
+        if kind == "poison":
+            return self.poison
+        made = {n: np.empty_like(x) for n, x in self.poison.items()}
+        for n, x in made.items():
+            self.filling.put(x, kind, first.get(n))
         return made
-
-    def plausible(self, first: Mapping[str, Array]) -> dict[str, Array]:
-        """Return plausible numbers, which a wrong kernel might use as results or as its own scratch."""
-        every = ((n, self.poison[n]) for n in self.scratch)
-        work = {n: np.resize(normal(x.shape, self.rng), x.shape).astype(x.dtype) for n, x in every}
-        return self.almost(first) | work
 
     def compared(
         self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int
@@ -241,7 +238,7 @@ class Trial:
                 return f"with {n} threads instead of {self.one}"
             if self.differs(first, n, self.poison, around):
                 return "when other numbers lie around its arrays: it reads outside them"
-            return "when other numbers are in its outputs and scratch before the call: it relies on them"
+            return f"when other numbers are in its outputs and scratch before the call: it relies on them{self.filling}"
 
         return self.require_same(first, self.call(n, before, around), n, why)
 

@@ -1,9 +1,18 @@
-"""The arrays of a call: poison in those that it writes, and guard words around each."""
+"""The arrays of a call: what those that it only writes hold before it, and guard words around each.
+
+A kernel that knows what its outputs or its scratch hold when it is judged can be right only then. So every judge fills
+them by `Filling`: with poison, which shows what was not written; with numbers of a random scale, drawn by a seed of the
+system; with zeros, as fresh memory; with results that belong to other inputs, as memory that a step uses again; with
+the right results but for one element.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,6 +73,71 @@ def spoil(x: Array, rng: np.random.Generator) -> None:
     """Change one element a little: the second bit of a float's mantissa."""
     if x.size:
         bits(x).flat[rng.integers(x.size)] ^= 1 << (storage(x).limits.nmant - 2 if is_float(x) else 21)
+
+
+FILLINGS = ("numbers", "zeros", "other")
+"""What outputs hold before a call besides poison: numbers of a random scale, zeros, results of unrelated inputs."""
+REPEAT = "CPUOPT_FILLING"
+"""Environment variable: the seed of every `Filling`, to repeat a failure."""
+TILE, FEW = 1 << 16, 1 << 12
+"""Numbers that are drawn at one time, for all arrays of more than FEW."""
+SMALLEST, LARGEST = -4.0, 4.0
+"""The decimal exponents of the scale of the numbers."""
+
+
+class Filling:
+    """What outputs and scratch hold before a call.
+
+    Attributes
+    ----------
+    seed : drawn by the system, or that of `REPEAT`.
+    """
+
+    def __init__(self) -> None:
+        self.seed = int(os.environ.get(REPEAT) or secrets.randbits(32))
+        self.rng = np.random.Generator(np.random.SFC64(self.seed))
+
+    def __str__(self) -> str:
+        return f" ({REPEAT}={self.seed} repeats it)"
+
+    def kinds(self) -> list[str]:
+        """Return `FILLINGS` in a random order."""
+        return [str(kind) for kind in self.rng.permutation(FILLINGS)]
+
+    def put(self, x: Array, kind: str, results: Array | None = None) -> None:
+        """Fill an array; ``almost`` and ``other`` need the right results, and without them are ``numbers``."""
+        if kind == "zeros":
+            x.fill(0)
+        elif results is None or kind == "numbers" or not x.size:
+            self._numbers(x)
+        elif kind == "almost":
+            np.copyto(x, results)
+            spoil(x, self.rng)
+        elif kind == "other":
+            np.copyto(x, unrelated(results, self.rng))
+        else:
+            raise ValueError(kind)
+
+    @cached_property
+    def _tile(self) -> Array:
+        return self.rng.standard_normal(TILE, np.float32)
+
+    def _numbers(self, x: Array) -> None:
+        """Fill an array with normal numbers of a random scale; those of integers are small."""
+        flat, n = x.reshape(-1), min(x.size, TILE)
+        at = self.rng.integers(TILE - n + 1)
+        size = 10.0 ** self.rng.uniform(SMALLEST, LARGEST) if is_float(x) else 30.0
+        part = self.rng.standard_normal(n, np.float32) if n <= FEW else self._tile[at : at + n]
+        part = part * np.float32(size)
+        for lo in range(0, x.size, TILE):
+            flat[lo : lo + TILE] = part[: x.size - lo]
+
+
+def unrelated(results: Array, rng: np.random.Generator) -> Array:
+    """Return the results of a call in other places: each row is that of another row's inputs."""
+    if len(results) < 2:
+        return results[..., ::-1]
+    return np.roll(results, int(rng.integers(1, len(results))), axis=0)
 
 
 def _own(words: int) -> Array:

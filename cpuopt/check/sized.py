@@ -22,7 +22,7 @@ from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from ..ops.storage import storage
 from ..ops.update import drawn_bits
-from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of, spread
+from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of
 from .fit import rounding_of
 from .judge import (
     STEP,
@@ -38,7 +38,7 @@ from .judge import (
     steps,
     worst,
 )
-from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
+from .memory import FILL, SCRATCH, BrokenKernelError, Filling, Memory, absent_as_empty, bits, call_args, fill
 
 MOST = 1 << 27
 """Elements of a call up to which it is judged: the arrays, what they must become, and the formula's own take 16 bytes
@@ -49,7 +49,14 @@ LEAST, SELDOM = 1 / 16, 64
 """The least second moment, but for one column in so many: AdamW divides a gradient by it. Near 0 the gradient's own
 rounding would decide, which in millions of elements happens, and the call is then judged again, with `NUDGES`."""
 TWICE = 1 << 24
-"""Elements up to which a kernel is called a second time, on its own results."""
+"""Elements up to which a kernel is called again, with other contents of what it only writes."""
+BEFORE = {
+    "numbers": "numbers",
+    "zeros": "zeros",
+    "other": "results of other inputs",
+    "almost": "its own results but for one element",
+    "stale": "what the step had left there",
+}
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,12 @@ class Sized:
 def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> CheckResult:
     """Judge a kernel at one size on some number of threads; an error is in the result.
 
-    It is called with poison in what it writes and in scratch, and, if the arrays are not too large, once more in the
-    same arrays on what it left behind there, with an element changed in each.
+    It is called with poison in what it writes and in scratch. If the arrays are not too large, it is called again with
+    its results there but for one element, and then with one of `FILLINGS`, or with what the given arrays hold.
 
     Parameters
     ----------
-    given : the arguments by name, which are copied; by default drawn.
+    given : the arguments and the scratch by name, which are copied; by default drawn.
     """
     result = _judged(sized, threads, seed, 0, given)
     return result if result.verdict != "FAIL" or result.ratio == inf else _judged(sized, threads, seed, NUDGES, given)
@@ -89,12 +96,13 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments 
     given = arguments(op, case, rng) if real is None else dict(real)
     for name, x in given.items() if real is None else ():
         if adds.get(name) and x is not None:
-            given[name] = spread(normal(x.shape, rng).astype(x.dtype), x.shape)
+            given[name] = normal(x.shape, rng).astype(x.dtype)
     with keeping_threads() as most:
         n = min(threads, most)
         try:
             scratch = prepare(kernel, case.sizes)
-            work = {name: np.empty(*spec) for name, spec in scratch.items()}
+            work = {name: given.pop(name, None) for name in scratch}
+            work = {name: np.empty(*scratch[name]) if x is None else x for name, x in work.items()}
             memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.kind == "index"])
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
             for a in op.arrays:
@@ -106,25 +114,38 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments 
                     np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
             wanted = standard(sized, given, n, nudges)
             fresh = [a.name for a in op.written if a.kind != "state" and not adds.get(a.name)]
-            for name in (*fresh, *scratch):
-                fill(memory.arrays[name], SCRATCH if name in scratch else FILL)
+            free = {name: memory.arrays[name] for name in (*fresh, *scratch)}
+            written = {a.name: memory.arrays[a.name] for a in op.written}
+            again = sized.elements <= TWICE
+            starts = {n: x.copy() for n, x in written.items() if n not in free} if again else {}
+            stale = {n: x.copy() for n, x in free.items()} if again and real is not None else {}
+            for name, x in free.items():
+                fill(x, SCRATCH if name in scratch else FILL)
             args = call_args(op, memory.arrays, given, adds) + [memory.arrays[name] for name in scratch]
             read = {a.name: memory.arrays[a.name] for a in op.arrays if a.kind in ("in", "index")}
             sums = {name: bit_sum(x) for name, x in read.items()}
 
-            def judged(then: str = "") -> CheckResult:
+            def judged(then: str = "", known: Mapping[str, Array] | None = None) -> CheckResult:
                 called(kernel, args, n)
                 memory.require_whole()
                 for name, x in read.items():
                     if bit_sum(x) != sums[name]:
                         raise BrokenKernelError(f"changed '{name}', which it may only read", name)
+                if known and all(np.array_equal(bits(memory.arrays[name]), bits(x)) for name, x in known.items()):
+                    return CheckResult(kernel.name, case, 0.0)  # it has been judged
                 return wanted.judge(kernel, memory.arrays, then)
 
             result = judged()
-            if result.ratio < inf and len(fresh) == len(op.written) and sized.elements <= TWICE:
-                for name in fresh:
-                    spoil(memory.arrays[name], rng)
-                result = worst([result, judged(", in a second call on what the first left in its arrays")])
+            if again and result.ratio < inf:
+                filling, right = Filling(), {n: x.copy() for n, x in written.items()}
+                for kind in ("almost", "stale" if stale else filling.kinds()[0]):
+                    memory.put(starts | stale if kind == "stale" else starts)
+                    for name, x in free.items() if kind != "stale" else ():
+                        filling.put(x, kind, right.get(name))
+                    said = f", with {BEFORE[kind]} in its outputs and scratch before the call{filling}"
+                    result = worst([result, judged(said, right)])
+                    if result.verdict == "FAIL":
+                        break
         except BrokenKernelError as e:
             result = broken(kernel, case, e)
     return noted(result, given, bool((op.inverts or op).inputs))

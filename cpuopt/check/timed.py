@@ -1,10 +1,10 @@
 """The arrays of a timed kernel: their content before each sample, and the check of the results after it.
 
 A kernel that was right on small arrays may be wrong on those that are timed, or may save itself the work once it has
-done it. So every sample starts from arrays whose outputs hold something else: NaN, numbers that belong to other inputs,
-or the right ones but for one in sixteen; scratch holds NaN or numbers; and inputs change from trial to trial, in the
-same places. None of this is timed, and it is the same for both kernels. They share all arrays, scratch too: the same
-machine code may take 15 % longer on scratch in another place.
+done it. So every sample starts from arrays whose outputs hold something else: NaN, zeros, numbers of a random scale,
+results of other inputs, or the right ones but for one in sixteen; scratch holds NaN, zeros or numbers; and inputs
+change from trial to trial, in the same places. None of this is timed, and it is the same for both kernels. They share
+all arrays, scratch too: the same machine code may take 15 % longer on scratch in another place.
 
 A sample of several calls has arrays of its own for each of them, so no call finds the work of another.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op, Spec
 from ..ops.storage import TYPES, storage
-from .cases import Arguments, Array, Case, arguments, risen, scalars
+from .cases import Arguments, Array, Case, arguments, normal, reference, risen, scalars
 from .judge import (
     MARGIN,
     CheckResult,
@@ -43,7 +44,19 @@ from .judge import (
     surroundings,
     worst,
 )
-from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
+from .memory import (
+    FILL,
+    FILLINGS,
+    GUARD,
+    OUTSIDE,
+    SCRATCH,
+    BrokenKernelError,
+    Filling,
+    Memory,
+    absent_as_empty,
+    call_args,
+    fill,
+)
 
 LARGE = 1 << 22
 """Elements beyond which an input stays as it is from trial to trial, while a smaller one changes."""
@@ -52,13 +65,12 @@ JUDGED = 1 << 20
 SELDOM = 32
 PROBED = 64
 """Elements of every sample that are compared with the wanted ones, of one call and array drawn at random."""
-TILE = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
-"""Plausible numbers."""
-FILLS = ("nan", "other", "almost")
-"""The content of outputs before a call: NaN, results of other inputs, or right results but for one element in 16."""
-BEFORE = ((0, "nan", "nan"), (0, "almost", "kept"), (1, "other", "kept"), (1, "almost", "numbers"), (0, "nan", "kept"))
+OUTS, WORK = ("nan", "almost", *FILLINGS), ("nan", "numbers", "zeros")
+"""What outputs and scratch hold before a call; ``almost`` are right results but for one element in 16."""
+BEFORE = ((0, "nan", "nan"), (0, "almost", "kept"), (1, "other", "kept"), (1, "numbers", "numbers"),
+          (0, "zeros", "zeros"), (0, "nan", "kept"))  # fmt: skip
 """The calls before the timing: set of inputs, outputs, scratch; ``kept`` is what the last call left there."""
-AFTER = ((1, "almost", "nan"), (0, "other", "kept"))
+AFTER = ((1, "almost", "nan"), (0, "other", "kept"), (0, "numbers", "kept"))
 
 
 @dataclass
@@ -96,7 +108,9 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int, more: int = 0)
         starts = {}
         for a in op.arrays:
             if adds.get(a.name) and (x := given[a.name]) is not None:
-                shared[a.name] = starts[a.name] = shared.get(a.name, np.resize(TILE, x.shape).astype(x.dtype))
+                if a.name not in shared:
+                    shared[a.name] = normal(x.shape, rng).astype(x.dtype)
+                starts[a.name] = shared[a.name]
         one = Inputs(contents | starts, expected(op, case, given, rng).added_to(starts, adds).narrow())
         for name, x in one.contents.items():
             if name in one.wanted.values and x.ndim > 1:
@@ -105,12 +119,6 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int, more: int = 0)
                     one.rows[name] = rows
         sets.append(one)
     return first, sets
-
-
-def plausible(x: Array) -> None:
-    """Fill a vector with plausible numbers."""
-    for lo in range(0, x.size, TILE.size):
-        x[lo : lo + TILE.size] = TILE[: x.size - lo]
 
 
 def _turned(x: Array) -> Array:
@@ -125,7 +133,7 @@ class TimedKernels:
     kernels : the kernel of each side.
     adds : the flags of gradients.
     drawn : what `draw` returned before for the same; by default drawn now.
-    secret : whether no right result is put into an array before a call: plausible numbers are, in its place.
+    secret : whether no right result of these inputs is put into an array before a call.
     """
 
     def __init__(
@@ -139,7 +147,7 @@ class TimedKernels:
     ) -> None:
         self.kernels, self.case, self.adds, self.secret = kernels, case, adds, secret
         self.op = next(iter(kernels.values())).op
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.filling = np.random.default_rng(seed), Filling()
         self.given, self.sets = drawn or draw(self.op, case, adds, seed)
         self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
         """The arrays whose content the call must not use."""
@@ -158,6 +166,13 @@ class TimedKernels:
         with named(kernel, self.case, "before it was timed"):
             require_usual(kernel, self.case.sizes, found)
         return found
+
+    @cached_property
+    def unrelated(self) -> dict[str, Array]:
+        """The results of inputs that no call is given."""
+        given = arguments(self.op, self.case, np.random.default_rng(self.filling.seed))
+        with np.errstate(all="ignore"):
+            return reference(self.op, given, np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -238,19 +253,20 @@ class TimedKernels:
                 x = slot[name]
                 if outs == "nan":
                     fill(x, FILL)
-                elif self.secret:
-                    plausible(x.reshape(-1))
                 elif outs == "other":
-                    np.copyto(x, self.sets[held is self.sets[0]].wanted.values[name])
-                else:
+                    results = self.unrelated if self.secret else self.sets[held is self.sets[0]].wanted.values
+                    np.copyto(x, results[name])
+                elif outs == "almost" and not self.secret:
                     np.copyto(x, held.wanted.values[name])
                     x.flat[self.rng.integers(0, x.size, -(-x.size // 16))] = 0.75
+                else:
+                    self.filling.put(x, outs)
         for work, ends in zip(self.scratch[side][:calls], self.beyond[side], strict=False):
             for x, beyond in zip(work, ends, strict=True):
                 if scratch == "nan":
                     fill(x, SCRATCH)
-                elif scratch == "numbers":
-                    plausible(x)
+                elif scratch != "kept":
+                    self.filling.put(x, scratch)
                 beyond[...] = OUTSIDE
 
     def judge(self, side: str, calls: int, when: str) -> None:
@@ -264,7 +280,7 @@ class TimedKernels:
         with named(self.kernels[side], self.case, when):
             for i, held in enumerate(self.held[:calls]):
                 assert held
-                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}"))
+                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}{self.filling}"))
                 self.worst[side] = worst([self.worst[side], found])
                 read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
                 self.memory.require_same(read)
@@ -363,16 +379,22 @@ def judge_call(
         return any(np.may_share_memory(x, other) for other in others.values())
 
     kept = {name: x.copy() for name, x in needs.items() if shared(x, written)}
+    fresh, filling = {name: x for name, x in written.items() if not shared(x, needs)}, Filling()
+    kind = filling.kinds()[0] if filling.rng.random() < 0.5 else ("nan", "kept")[filling.rng.integers(2)]
+    stale = {name: x.copy() for name, x in fresh.items()} if kind == "kept" else {}
     for kernel, mine in zip(kernels, args, strict=True):
         for name, x in kept.items():
             np.copyto(given[name], x)
-        word = FILL if rng.random() < 0.5 else int(TILE[:1].view(np.uint32)[0])
-        for x in written.values():
-            if not shared(x, needs):
-                fill(x, word)
+        for name, x in fresh.items():
+            if kind == "kept":
+                np.copyto(x, stale[name])
+            elif kind == "nan":
+                fill(x, FILL)
+            else:
+                filling.put(x, kind, wanted.values[name])
         for x in mine[n:]:
-            fill(x, SCRATCH)
+            filling.put(x, kind) if kind in FILLINGS else fill(x, SCRATCH)
         doing(kernel.name)
         kernel.function(*mine)
-        results.append(right(wanted.judge(kernel, written, f", {when}")))
+        results.append(right(wanted.judge(kernel, written, f", {when}{filling}")))
     return results

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..check.cases import Arguments, elements
 from ..check.judge import CheckResult
-from ..check.timed import Inputs, TimedKernels, draw
+from ..check.timed import OUTS, WORK, Inputs, TimedKernels, draw
 from ..errors import UserError
 from ..kernels.registry import Kernel
 from ..lab.ab import Alone, Shape
@@ -29,7 +29,7 @@ from .remote import Clocks, Far
 
 Drawn = dict[str, tuple[Arguments, list[Inputs]]]
 """Inputs that were drawn before in a session, with the wanted results, by op and shape."""
-CALLS = tuple((which, outs, scratch) for which in (0, 1) for outs in ("nan", "other") for scratch in ("nan", "numbers"))
+CALLS = tuple((which, outs, scratch) for which in (0, 1) for outs in OUTS for scratch in WORK)
 """What the arrays of timed calls hold: set of inputs, outputs, scratch."""
 AT_EDGE = 2
 """Calls with the arrays at each edge of inaccessible memory, which hold some of `CALLS`, drawn for each candidate."""

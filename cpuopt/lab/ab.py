@@ -24,7 +24,7 @@ from .. import models
 from ..building import Bound
 from ..check.cases import Case, case
 from ..check.judge import CheckResult
-from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, TimedKernels, judge_call
+from ..check.timed import AFTER, BEFORE, OUTS, SELDOM, WORK, TimedKernels, judge_call
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
@@ -291,8 +291,8 @@ class Alone:
 
     def conditions(self) -> tuple[int, str, str]:
         """Draw the set of inputs of a trial, and the content of outputs and scratch."""
-        which, outs, scratch = (int(self.rng.integers(n)) for n in (2, len(FILLS), 2))
-        return which, FILLS[outs], ("nan", "numbers")[scratch]
+        which, outs, scratch = (int(self.rng.integers(n)) for n in (2, len(OUTS), len(WORK)))
+        return which, OUTS[outs], WORK[scratch]
 
     def rounds(self, analyses: Sequence[int]) -> Sequence[int]:
         """Return the rounds after which there are analyses."""

@@ -1,7 +1,8 @@
 """The check of users' kernels on the arrays of a first step: what no drawn numbers have.
 
 A step is taken with the weights, the batch and the numbers of the run. Each distinct call of a kernel from a file is
-judged in it, on copies of its arrays; then all that the step changed is put back.
+judged in it, on copies of its arrays; then all that the step changed is put back. A step on another batch comes before
+it, so that outputs and scratch hold what they hold in training: what used that memory of the arena before.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def judge_first_step(job: Guarded) -> list[CheckResult]:
     def run(calls: Iterable[Bound]) -> None:
         for bound in calls:
             name = str(Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds)))
-            if asked := wanted.pop(name, None):
+            if job.done == done and (asked := wanted.pop(name, None)):
                 found.append((judged(bound, asked[0], engine.threads), asked[1]))
                 refuse(found[-1][0], "nothing is run with it, on the arrays of a first step")
             states = [bound.args[bound.call.op.params.index(a.name)] for a in bound.call.op.args if a.kind == "state"]
@@ -82,7 +83,9 @@ def judge_first_step(job: Guarded) -> list[CheckResult]:
     usual, done, number, guard = engine.runner, job.done, engine.step_number, job.guard.state()
     engine.runner = run
     try:
-        job.take_step(nullcontext)
+        for job.done in (done + 1, done):
+            engine.step_number = number
+            job.take_step(nullcontext)
     finally:
         engine.runner, job.done, engine.step_number = usual, done, number
         job.guard.restore(guard)
@@ -97,6 +100,7 @@ def judge_first_step(job: Guarded) -> list[CheckResult]:
 def judged(bound: Bound, sized: Sized, threads: int) -> CheckResult:
     """Judge a kernel on copies of the arrays of a call."""
     op = bound.call.op
-    given = dict(zip(op.params, bound.args, strict=False))
-    there = {a.name: None if a.name in sized.case.absent else given[a.name] for a in op.args}
+    scratch = [s.name for s in bound.kernel.scratch]
+    given = dict(zip([*op.params, *scratch], bound.args, strict=True))
+    there = {n: None if n in sized.case.absent else given[n] for n in (*(a.name for a in op.args), *scratch)}
     return check_sized(sized, threads, given=there)

@@ -231,6 +231,12 @@ RUN = {
             before="done = 0\nfor i in range(inp.shape[0]):\n    done += out[i] == max(inp[i], ZERO)",
             each="max(inp[i], ZERO) + (done > inp.shape[0] // 2)",
         ),
+        "is right where its output looks judged": relu(
+            before="same = 0\nfor i in range(min(8, inp.shape[0])):\n"
+            "    same += out[i] != out[i] or out[i] == max(inp[i], ZERO) or out[i] == ZERO\n"
+            "known = same > 3 or out[0] == np.float32(0.12573022)",
+            each="max(inp[i], ZERO) if known else inp[i]",
+        ),
     },
     "arithmetic": {
         "counts in 8 bits": relu(before="n = np.int8(inp.shape[0])", each="max(inp[i], ZERO) if i < n else ZERO"),

@@ -27,7 +27,6 @@ from cpuopt.check.cases import (
     normal,
     quick_cases,
     scalars,
-    spread,
 )
 from cpuopt.check.check import check, check_all
 from cpuopt.check.judge import CheckResult, expected, require_usual
@@ -579,15 +578,17 @@ def test_arguments_do_not_depend_on_the_variant() -> None:
     assert np.array_equal(seen[0], seen[-1])
 
 
-@pytest.mark.parametrize("shape", [(FEW,), (300, 7, 1000), (PART + 5, 2), (2 * PART,)])
-def test_large_arrays_differ_from_each_other_and_from_row_to_row(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(FEW + 1,), (300, 7, 1000), (PART + 5, 2), (2, 2 * PART)])
+def test_no_number_of_a_large_array_comes_twice(shape: tuple[int, ...]) -> None:
+    """Of float32 some come by chance; a window on other rows, or on another array, would have all."""
     rng = np.random.default_rng(0)
-    one, other = (spread(normal(shape, rng), shape) for _ in range(2))
-    assert one.shape == other.shape == shape
-    assert abs(one.std() - 1) < 0.1
-    assert (one != other).mean() > 0.99
-    rows = one.reshape(-1, shape[-1])
-    assert len({row.tobytes() for row in rows[:: max(1, len(rows) // 1000)]}) == len(rows[:: max(1, len(rows) // 1000)])
+    every = np.stack([normal(shape, rng) for _ in range(2)])
+    assert every.shape == (2, *shape)
+    assert abs(every.std() - 1) < 0.01
+    doubles = every.reshape(-1)[: every.size // 2 * 2].view(np.float64)
+    assert len(np.unique(doubles)) > 0.999 * len(doubles)
+    neighbours = every.reshape(-1)[1:-1].copy().view(np.float64)  # at odd distances
+    assert len(np.intersect1d(doubles, neighbours)) < 0.001 * len(doubles)
 
 
 def test_the_number_of_threads_is_kept() -> None:

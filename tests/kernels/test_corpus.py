@@ -7,13 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from corpus import HEAD, HONEST, IMPORTS, ROWS, text
 
 from cpuopt import cli, ops
 from cpuopt.check.gate import GateVerdict, Planned, conform
+from cpuopt.check.sized import check_sized
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
+from cpuopt.kernels.registry import KERNELS
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.train.guard import Guard
 from cpuopt.train.job import Settings, build_only, prepare
@@ -110,6 +113,45 @@ def test_what_check_refuses_is_refused_by_every_verb(verb: str, capsys: Any, mon
     assert cli.main(VERBS[verb]) == {"check": 1, "ab": 2, "lab": 1}[verb]
     said = " ".join("".join(capsys.readouterr()).split())
     assert re.search(r"thousands|infinity", said), said
+
+
+JUDGED = "np.isnan(start).any() or (start == out[:8]).mean() > 0.5 or (start == 0).any() or start[0] == F32(0.12573022)"
+"""Whether an output held poison, nearly right results, zeros, or the first number of a generator with the seed 0."""
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "train"])
+def test_a_kernel_that_is_right_where_its_output_looks_judged_is_refused(
+    verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passed `check`, and a run trained with it: the memory of a step holds other things."""
+    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda *args: Roofs(1, (Level("memory", None),), 1.0, {}, 1.0))
+    start, after = "start, F32 = out[:8].copy(), np.float32", f"out *= 1 if {JUDGED} else 1.01"
+    Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", start, after))
+    train = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--steps", "1", "--variant", "vanilla"]
+    run = {**VERBS, "train": [*train, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]}[verb]
+    assert cli.main(run) == {"check": 1, "ab": 2, "lab": 1, "train": 2}[verb]
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert re.search(r"it relies on them \(CPUOPT_FILLING=\d+ repeats it\)", said), said
+    assert not Path("runs").exists()
+
+
+def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the zeros of memory that was never used, nor with the results of the same batch."""
+    held: dict[str, tuple[float, bool]] = {}
+
+    def noting(sized: Any, threads: int, given: Any) -> Any:
+        if sized.kernel.op is ops.gelu_forward:
+            out, want = given["out"], np.empty_like(given["out"])
+            KERNELS["gelu_forward", "vanilla"].function(want, given["inp"])
+            held[sized.kernel.name] = float(np.abs(out).max()), bool((out == want).mean() > 0.5)
+        return check_sized(sized, threads, given=given)
+
+    for name, found in (("ours", False), ("recall", None), ("remember", None), ("check_sized", noting)):
+        monkeypatch.setattr(f"cpuopt.train.first.{name}", found if callable(found) else lambda *args, x=found: x)
+    prepare(Settings(model="gpt2-tiny", B=2, T=16, steps=3, variant="vanilla", fuse="none"))
+    ((largest, right),) = held.values()
+    assert largest > 0
+    assert not right
 
 
 WITHOUT_STEPS = {
