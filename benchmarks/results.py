@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,10 @@ RUNS = {
     "llama": LLAMA,
 }
 """The flags of `cpuopt bench` by the record that they make."""
+DTYPES = "float32", "bf16"
+"""The classes of PyTorch's modes, by what their products read."""
 MACHINES = re.compile(r"(<!-- machines -->\n).*?(<!-- /machines -->)", re.DOTALL)
+SUITE = re.compile(r"(<!-- suite -->\n).*?(<!-- /suite -->)", re.DOTALL)
 Record = Mapping[str, Any]
 Row = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
 """The result against the fastest peer of a size, and the results against all of them."""
@@ -188,7 +192,7 @@ def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
             continue
         found = dict(classes(records[key]))
         what = "the suite" if key == "suite" else f"{records[key]['model']['name']}, {len(found['float32'])} sizes"
-        cells = [fastest(found.get(dtype)) for dtype in ("float32", "bf16")]
+        cells = [fastest(found.get(dtype)) for dtype in DTYPES]
         best = [[row[0] for row in rows] for rows in found.values()]
         roofs = [x.removeprefix("at roofs ") for results in best for x in at_all_roofs(results)]
         memory = [geometric_mean([share(r["peak_rss_mb"]) for r in results])["median"] for results in best]
@@ -229,7 +233,26 @@ def written(records: Path = RECORDS, pages: Path = PAGES) -> dict[Path, str]:
     readme = pages / "README.md"
     made = {pages / f"{name}.md": page(name, found) for name, found in machines.items()}
     made[readme] = MACHINES.sub(lambda m: f"{m[1]}\n{overview(machines)}\n\n{m[2]}", readme.read_text())
-    return made | chart.pictures(records, pages.parent)
+    made |= chart.pictures(records, pages.parent)
+    front = pages.parents[1] / "README.md"
+    return made | {front: SUITE.sub(lambda m: f"{m[1]}{sentence(machines)}\n{m[2]}", made[front])}
+
+
+def sentence(machines: Mapping[str, Mapping[str, Record]]) -> str:
+    """Return README's sentence on the suites, with the figures of `overview`, for machines that have both classes."""
+    sizes, parts = set[int](), list[str]()
+    for name in reversed(NAMES):
+        found = dict(classes(machines.get(name, {}).get("suite", {"results": []})))
+        if len(found) == len(DTYPES):
+            sizes |= {len(rows) for rows in found.values()}
+            words = ("", "") if parts else (" times as long in float32", " times in bf16")
+            times = [fastest(found[dtype]) + text for dtype, text in zip(DTYPES, words, strict=True)]
+            parts.append(f"{' and '.join(times)} on {NAMES[name]}")
+    text = (
+        f"On {' to '.join(map(str, sorted(sizes)))} model and batch sizes, a step of PyTorch's fastest mode of the "
+        f"same type takes on average {', and '.join(parts)} (two cores each)."
+    )
+    return textwrap.fill(text, 120)
 
 
 def name_of_this_machine() -> str:

@@ -65,6 +65,18 @@ def test_a_page_that_does_not_follow_is_named_and_mended(results, copy, capsys, 
     assert results.main(["--check"]) == 0
 
 
+def test_readmes_sentence_has_the_figures_of_the_results_page(results, copy, capsys):
+    readme, overview = (copy / file for file in ("README.md", "docs/results/README.md"))
+    said = " ".join(readme.read_text().split())
+    for name, words in ("Zen 4", "{} and {} on Zen 4"), ("Zen 5", "{} times as long in float32 and {} times in bf16"):
+        (line,) = (line for line in overview.read_text().splitlines() if f"[{name}]" in line)
+        wide, narrow = (cell.strip() for cell in line.split("|")[3:5])
+        assert words.format(wide, narrow) in said
+    readme.write_text(readme.read_text().replace(wide, "2.6", 1))
+    assert results.main(["--check"]) == 1
+    assert "README.md is out of date" in capsys.readouterr().err
+
+
 def test_a_page_of_a_machine_without_records_is_named(results, copy, capsys):
     shutil.rmtree(copy / "benchmarks" / "records" / "xeon")
     assert results.main(["--check"]) == 1
