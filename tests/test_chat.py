@@ -9,7 +9,7 @@ import pytest
 
 from cpuopt import cli
 from cpuopt.cli import generate as verb
-from cpuopt.data.forms import FORMATS, format_of
+from cpuopt.data.forms import FORMATS, TurnEncoder, format_of
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -185,7 +185,7 @@ def chatty():
 def talk(chatty):
     chatty.restart()
     return lambda form="chatml", system="", tokenizer=None: Conversation(
-        chatty, tokenizer or Fake(), FORMATS[form], system
+        chatty, TurnEncoder(tokenizer or Fake(), FORMATS[form]), system
     )
 
 

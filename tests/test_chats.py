@@ -11,7 +11,7 @@ import pytest
 from cpuopt import Choice, cli
 from cpuopt.comm.threads import Team
 from cpuopt.data.chats import encoded, load_chats, packed
-from cpuopt.data.forms import FORMATS
+from cpuopt.data.forms import FORMATS, TurnEncoder
 from cpuopt.data.shapes import Message, said_by
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
@@ -70,7 +70,7 @@ def test_an_example_is_what_a_chat_reads_and_only_answers_count(form, monkeypatc
 
     lines(chat(*TURNS))
     (example,) = load().train
-    talk = Conversation(Reader(), tokenizer, FORMATS[form], "Be odd.")
+    talk = Conversation(Reader(), TurnEncoder(tokenizer, FORMATS[form]), "Be odd.")
     counted = [False] * len(talk.tokens)
     for (_, said), (_, answer) in zip(TURNS[1::2], TURNS[2::2], strict=True):
         text = answer.strip() if form == "llama3" else answer

@@ -37,7 +37,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     q.add_argument(
         "--limit", type=int, default=5, metavar="N", help="Show this many examples, or rows. Default: %(default)s."
     )
-    settings.flags(q, "init", "tokenizer", "chat_format", "pack", "T", T=1024)
+    settings.flags(q, "init", "tokenizer", "chat_format", "system", "pack", "T", T=1024)
     shared(q, "--json")
     shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 
@@ -109,6 +109,7 @@ def _show(args: argparse.Namespace) -> int:
         T=args.T,
         tokenizer=name,
         chat_format=args.chat_format,
+        system=args.system,
         pack=args.pack,
     )
     examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)

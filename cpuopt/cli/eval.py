@@ -34,7 +34,9 @@ USUAL_ROW = 64
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
-    settings.flags(p, "data", "chat_format", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads")
+    settings.flags(
+        p, "data", "chat_format", "system", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads"
+    )
     shared(p, "--adapter")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
     p.add_argument(
@@ -155,6 +157,8 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
             T=T,
             tokenizer=tokenizer,
             chat_format=args.chat_format,
+            system=args.system,
+            adapters=args.adapter,
         )
         part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
         asked = examples.of(part)

@@ -68,7 +68,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--chat-format",
         metavar="NAME",
-        help="Use the form chatml or llama3 for a chat. Default: as the tokenizer has.",
+        help="Use the form chatml or llama3 for a chat. Default: the model's chat template, else as the tokenizer has.",
     )
     p.add_argument(
         "--temperature",
@@ -242,8 +242,8 @@ def replies(
 
     said = list[Said]()
     for text in user_turns(args):
-        reply = talk.reply(text, sampler, most)
         try:
+            reply = talk.reply(text, sampler, most)
             said.append(Said(text).stream(reply, talk.decoder, tokenizer, most, args.json))
         except UserError as e:
             if not sys.stdin.isatty():
@@ -260,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..check.gate import load_files
-    from ..data.forms import format_of
+    from ..data.templates import encoder_of
     from ..generate import chat
     from ..generate.decoder import Sampler, check_tokens, context_of, generate
     from ..generate.uncached import reader_of
@@ -277,7 +277,9 @@ def run(args: argparse.Namespace) -> int:
     trained_length = weights.trained_length if weights else None
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
     if args.chat:
-        form, usual = format_of(tokenizer, args.chat_format), CHAT_CONTEXT
+        encoder, usual = encoder_of(tokenizer, args.chat_format, adapters=args.adapter), CHAT_CONTEXT
+        for note in encoder.notes:
+            console.warn(note)
     else:
         prompt = tokenizer.start(args.prompt)
         usual = len(prompt) + most
@@ -307,7 +309,7 @@ def run(args: argparse.Namespace) -> int:
         copy_into(decoder.parameters(), weights)
     refused = None
     if args.chat:
-        talk = chat.Conversation(decoder, tokenizer, form, args.system, weights.marks.eos if weights else ())
+        talk = chat.Conversation(decoder, encoder, args.system, weights.marks.eos if weights else ())
         said, refused = replies(args, talk, tokenizer, sampler, most)
     else:
         if not args.json:

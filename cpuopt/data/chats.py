@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 from ..errors import UserError
 from ..wording import count
 from .batches import require_known_ids, sorted_order
-from .forms import FORMATS, TurnEncoder, format_of, require_format
+from .forms import FORMATS, TurnEncoder, require_format
 from .shapes import Said, said_by
 from .stored import File, tokens_of
+from .templates import Template, encoder_of
 from .tokenizers import Tokenizer, get_tokenizer, require_fit
 
 IGNORED = -100
@@ -91,12 +92,14 @@ class ChatExample:
         return found
 
 
-def encoded(said: Said, tokenizer: Tokenizer, form: TurnEncoder | None) -> tuple[list[int], list[bool]]:
+def encoded(said: Said, tokenizer: Tokenizer, form: TurnEncoder | Template | None) -> tuple[list[int], list[bool]]:
     """Return the ids of an example, and which of them count: counted messages and the token that ends each."""
     if isinstance(said, str):
         ids = [tokenizer.eot, *tokenizer.encode(said), *([] if tokenizer.end is None else [tokenizer.end])]
         return ids, [False] + [True] * (len(ids) - 1)
     assert form is not None
+    if isinstance(form, Template):
+        return form.example(said)
     ids = form.start()
     counted = [False] * len(ids)
     for role, text, counts in said:
@@ -124,6 +127,7 @@ class Chats:
     train, val : the examples that have a token that counts.
     idle : the examples that have none within T.
     unused : how often lines have a name that is not used.
+    notes : what a user should know of how chats became tokens, in sentences.
     fingerprint : sixteen hex digits of all tokens and of what counts, by which a resumed run notices other data.
     """
 
@@ -138,6 +142,7 @@ class Chats:
     fingerprint: str
     files: tuple[File, ...] = ()
     ends: str = ""
+    notes: tuple[str, ...] = ()
 
     def report(self) -> dict[str, Any]:
         """Return lengths, what was cut and what counts, as numbers."""
@@ -164,6 +169,7 @@ class Chats:
             "packed_rows": packed_rows,
             "padding": 1 - sum(e.size for e in self.train) / (rows * self.T),
             "unused": self.unused,
+            "notes": [*self.notes],
         }
 
     @property
@@ -188,7 +194,7 @@ class Chats:
             words.append(f"one in each row of {self.T}, {padding}{saved}")
         if self.unused:
             words.append("not used: " + ", ".join(f"{name!r} of {count(n, 'line')}" for name, n in self.unused.items()))
-        return "; ".join(words)
+        return "; ".join([*words, *self.notes])
 
     def changes(self) -> list[str]:
         """Return what has happened to the files' content on disk since they were read, a line for each."""
@@ -286,6 +292,8 @@ def load_chats(
     T: int,
     tokenizer: str | None = None,
     chat_format: str | None = None,
+    system: str = "",
+    adapters: Sequence[Path] = (),
     pack: bool = False,
 ) -> Chats:
     """Read all examples of some files.
@@ -296,7 +304,10 @@ def load_chats(
     vocab_size : that of the model.
     T : the tokens of a row; longer examples are cut.
     tokenizer : by its name or its file; ``bytes`` without one.
-    chat_format : ``chatml`` or ``llama3``; by default what the tokenizer's special tokens allow.
+    chat_format : ``chatml`` or ``llama3``; by default the model's chat template, or else what the tokenizer's special
+        tokens allow.
+    system : the system turn of chats that have none.
+    adapters : directories of adapters, which may have a chat template.
     pack : whether a row holds as many examples as fit.
 
     Raises
@@ -321,8 +332,13 @@ def load_chats(
                 raise UserError(f"{where}: {e}") from e
             unused.update(set(names))
             if form is None and not isinstance(said, str):
-                form = TurnEncoder(t, format_of(t, chat_format, f"--data {name}"))
-            ids, counted = encoded(said, t, form)
+                form = encoder_of(t, chat_format, f"--data {name}", adapters)
+            if system and not isinstance(said, str) and said[0][0] != "system":
+                said = [("system", system), *said]
+            try:
+                ids, counted = encoded(said, t, form)
+            except UserError as e:
+                raise UserError(f"{where}: {e}") from e
             if len(ids) < 2:
                 raise UserError(f"{where}: it is empty; expected a text")
             whole = np.array(ids, np.int32)
@@ -343,7 +359,17 @@ def load_chats(
         raise UserError(f"--data {name}: no token of any example counts within -T {T}; take a larger -T")
     idle = [e for _, e in found if not e.targets]
     return Chats(
-        name, tokenizer, T, pack, train, val, idle, dict(sorted(unused.items())), digest.hexdigest()[:16], tuple(files)
+        name,
+        tokenizer,
+        T,
+        pack,
+        train,
+        val,
+        idle,
+        dict(sorted(unused.items())),
+        digest.hexdigest()[:16],
+        tuple(files),
+        notes=tuple(form.notes) if form else (),
     )
 
 

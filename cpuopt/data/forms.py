@@ -1,6 +1,6 @@
 """The forms of conversations as tokens, on which instruction models are trained.
 
-A form is a table of this file; a template in a model's files is never executed. Its special tokens are placed by their
+A form is a table of this file, for models without a chat template (`templates`). Its special tokens are placed by their
 ids, and text is encoded as text: what a message says becomes no special token.
 
 Source: ChatML (OpenAI 2023), as SmolLM2 and Qwen have it; the model card of Llama 3 (Meta 2024).
@@ -8,6 +8,7 @@ Source: ChatML (OpenAI 2023), as SmolLM2 and Qwen have it; the model card of Lla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -95,13 +96,22 @@ class TurnEncoder:
     ----------
     special : the ids of the form's special tokens, by their texts.
     ends : those that end a reply.
+    notes : what a user should know, in sentences.
     """
 
     def __init__(self, tokenizer: Tokenizer, form: Format) -> None:
-        self.tokenizer, self.form = tokenizer, form
+        self.tokenizer, self.form, self.notes = tokenizer, form, list[str]()
         known = {name: tokenizer.id_of(name) for name in form.names}
         self.special = {name: id for name, id in known.items() if id is not None}
         self.ends = {self.special[name] for name in (form.closing[0], *form.ends) if name in self.special}
+
+    def begun(self, system: str) -> list[int]:
+        """Return the ids of a chat before a user's first turn."""
+        return self.start() + (self.turn("system", system) if system else [])
+
+    def asked(self, before: Sequence[int], chat: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the ids of a chat up to the reply that a model writes; `before` are those before its last turn."""
+        return [*before, *self.turn(*chat[-1]), *self.opening("assistant")]
 
     def start(self) -> list[int]:
         """Return the ids before the first turn."""

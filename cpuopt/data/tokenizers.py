@@ -200,12 +200,21 @@ class Json(Tokenizer):
         self.chat_templates = companions.chat_templates(folder, files)
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
+        return self.spans(text)[0]
+
+    def spans(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
+        """Turn text into ids and the places of their characters; the texts of special tokens are these if `special`."""
         text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
         with untrusted.guarded(self.path, "fails on the text"):
             if self.growth > untrusted.USUAL:
                 tokens = lambda piece: list(self.encoding.encode(piece, add_special_tokens=False).tokens)  # noqa: E731
                 untrusted.require_bounded(text, tokens, self.path)
-            return list(self.encoding.encode(text, add_special_tokens=False).ids)
+            self.encoding.encode_special_tokens = not special
+            try:
+                found = self.encoding.encode(text, add_special_tokens=False)
+            finally:
+                self.encoding.encode_special_tokens = True
+            return list(found.ids), list(found.offsets)
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [*self.before, *self.encode(text)] or [self.eot]

@@ -405,6 +405,7 @@ def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Cha
             T=s.T,
             tokenizer=tokenizer,
             chat_format=s.chat_format,
+            system=s.system,
             pack=s.pack,
         )
     return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)

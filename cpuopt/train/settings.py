@@ -95,8 +95,9 @@ class Settings:
         None,
         "Write the chats of a .jsonl in the form chatml or llama3 of instruction models.",
         metavar="NAME",
-        shown="as the tokenizer has",
+        shown="the model's chat template, else as the tokenizer has",
     )
+    system: str = setting("", "Begin the chats of a .jsonl that have no system turn with this one.", metavar="TEXT")
     pack: bool = setting(
         False, "Put as many examples of a .jsonl into a row as fit; each attends to itself alone, from position 0 on."
     )
@@ -365,11 +366,12 @@ class Settings:
         if self.pack and not is_chats(self.data):
             raise UserError(f"--pack: --data {self.data} is text, whose rows are full; expected a .jsonl of examples")
         require_format(self.chat_format)
-        if self.chat_format is not None and not is_chats(self.data):
-            raise UserError(
-                f"--chat-format {self.chat_format}: --data {self.data} is text, which has no messages; expected a "
-                ".jsonl of chats"
-            )
+        for name in ("chat_format", "system"):
+            if (value := getattr(self, name)) and not is_chats(self.data):
+                raise UserError(
+                    f"{flag(name)} {value[:60]}: --data {self.data} is text, which has no messages; expected a "
+                    ".jsonl of chats"
+                )
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.val_every:
                 raise UserError(f"{flag(name)}: expected with --val-every N, without which nothing is validated")
@@ -431,7 +433,10 @@ FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
-JOB = ("model", "init", "data", "chat_format", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments", "weights")
+JOB = (
+    *("model", "init", "data", "chat_format", "system", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments"),
+    "weights",
+)
 KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
 SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero", "local_steps")
 

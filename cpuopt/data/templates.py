@@ -1,0 +1,359 @@
+"""Chats as tokens by the chat template in a model's files, as ``transformers`` makes them.
+
+A template is rendered in a process of its own (`isolate.jinja`). Its text is tokenized whole, and special tokens that a
+template writes are those tokens. What a message says stays text: where it has a special token's text, it is put between
+two characters that no text has, by which it is found again in what was rendered.
+
+Which tokens an assistant writes follows from renderings alone: an answer begins where the prompt for it ends, and ends
+where the chat up to it ends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files.gguf import Gguf, is_gguf
+from ..files.reading import parse_json, read_file
+from ..isolate.process import Side, Worker
+from ..wording import count
+from . import ggml
+from .forms import FORMATS, TurnEncoder, format_of
+from .tokenizers import Json, Tokenizer
+
+OLDEST = (3, 1, 6)
+"""The first Jinja without a known way out of its sandbox."""
+INSTALL = "pip install 'cpuopt[chat]' (in a clone: pip install -e '.[chat]')"
+START_S, LIMIT_S, EACH_S = 60.0, 10.0, 0.05
+"""Seconds to start; to compile a template or render a chat; and to render each of many, on average."""
+LARGEST = 1 << 20
+"""Characters of a template; the longest known has under 50,000."""
+LARGEST_CONFIG = 16 << 20
+OPEN, SHUT = "\ufdd0", "\ufdd1"
+"""Around a special token's text in a message: characters that Unicode keeps for the use inside a program."""
+MARKED = re.compile(f"{OPEN}([^{OPEN}{SHUT}]+|{OPEN}|{SHUT}){SHUT}|[{OPEN}{SHUT}]")
+Message = tuple[str, str, bool]
+"""Role and text of a message, and whether it counts."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A chat template as a model's files have it.
+
+    Attributes
+    ----------
+    where : the file or the directory.
+    special : the texts of special tokens by their names in templates, such as ``bos_token``.
+    """
+
+    text: str
+    where: str
+    special: Mapping[str, str]
+
+
+def source_of(tokenizer: Tokenizer, adapters: Sequence[Path] = ()) -> Source | None:
+    """Return the chat template of a model, or of the last adapter that has one; None if there is none.
+
+    Raises
+    ------
+    UserError
+        For a file that is no template, and for named templates of which none is ``default``.
+    """
+    if not isinstance(tokenizer, Json):
+        return None
+    path = Path(tokenizer.path)
+    places = [(str(adapter), _beside(adapter)) for adapter in reversed(adapters)]
+    base = ggml.files(Gguf(path)) if is_gguf(path) else _beside(path.parent)
+    special = _special(base, path)
+    for where, files in [*places, (tokenizer.path, base)]:
+        named = _named(files, where)
+        if not named:
+            continue
+        if "default" not in named:
+            names = ", ".join(map(repr, sorted(named)))[:200]
+            raise UserError(f"{where!r} has chat templates {names}; expected one of them to be called 'default'")
+        if len(named["default"]) > LARGEST:
+            raise UserError(
+                f"the chat template of {where!r} has {len(named['default']):,} characters; expected {LARGEST:,} at most"
+            )
+        return Source(named["default"], where, special | _special(files, Path(where)))
+    return None
+
+
+# What the files beside a tokenizer say.
+
+
+def _beside(folder: Path) -> dict[str, bytes]:
+    found = {}
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        if (path := folder / name).is_file():
+            try:
+                found[name] = read_file(path, most=LARGEST_CONFIG)
+            except (OSError, ValueError) as e:
+                raise UserError(f"cannot read {str(path)!r}: {e}") from e
+    return found
+
+
+def _config(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
+    try:
+        return parse_json(files.get("tokenizer_config.json", b"{}"))
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"the tokenizer_config.json of {where!r} cannot be read: {e}") from e
+
+
+def _special(files: Mapping[str, bytes], where: Path) -> dict[str, str]:
+    found = {}
+    for name, token in _config(files, str(where)).items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if re.fullmatch("(bos|eos|unk|pad|sep|cls|mask)_token", name) and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _named(files: Mapping[str, bytes], where: str) -> dict[str, str]:
+    try:
+        if (own := files.get("chat_template.jinja")) is not None:
+            return {"default": own.decode()}
+    except UnicodeDecodeError as e:
+        raise UserError(f"the chat template of {where!r} is no UTF-8: {e}") from e
+    found = _config(files, where).get("chat_template")
+    listed = [{"name": "default", "template": found}] if isinstance(found, str) else found or []
+    try:
+        named = {t["name"]: t["template"] for t in listed}
+        if not all(isinstance(text, str) for pair in named.items() for text in pair):
+            raise TypeError
+    except (TypeError, KeyError):
+        raise UserError(
+            f"the chat template of {where!r} is {repr(found)[:60]}; expected a text, or a list of names and texts"
+        ) from None
+    return named
+
+
+def encoder_of(
+    tokenizer: Tokenizer, asked: str | None = None, flag: str = "--chat", adapters: Sequence[Path] = ()
+) -> TurnEncoder | Template:
+    """Return what turns chats into tokens: the form that was asked for, else the model's template, else a known form.
+
+    Parameters
+    ----------
+    asked : the name of a form.
+    flag : what needs it, for the message.
+    adapters : directories of adapters, which may have a template of their own.
+
+    Raises
+    ------
+    UserError
+        If there is none, or the template cannot be rendered.
+    """
+    source = None if asked else source_of(tokenizer, adapters)
+    if source is None:
+        return TurnEncoder(tokenizer, format_of(tokenizer, asked, flag))
+    assert isinstance(tokenizer, Json)
+    if _jinja():
+        return Template(tokenizer, source)
+    lacks = f"the chat template of {source.where!r} needs the library jinja2, 3.1.6 or later; {INSTALL}"
+    for name, form in FORMATS.items():
+        parts = [*form.opening[::2], *form.closing[::2]]
+        if all(part in source.text for part in parts):
+            encoder = TurnEncoder(tokenizer, format_of(tokenizer, name, flag))
+            encoder.notes = [f"{lacks}; without it, chats have the form {name} and no system turn by default"]
+            return encoder
+    raise UserError(f"{flag}: {lacks}")
+
+
+def _alike(a: str, b: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    if b.startswith(a):
+        return len(a)
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _jinja() -> bool:
+    """Return whether Jinja is installed, and new enough."""
+    try:
+        return tuple(map(int, re.findall(r"\d+", metadata.version("jinja2"))[:3])) >= OLDEST
+    except metadata.PackageNotFoundError:
+        return False
+
+
+class Template:
+    """Chats as ids, by a chat template.
+
+    Attributes
+    ----------
+    rewritten : the examples so far whose earlier answers the template writes otherwise once another turn follows.
+    """
+
+    def __init__(self, tokenizer: Json, source: Source) -> None:
+        self.tokenizer, self.source, self.rewritten = tokenizer, source, 0
+        added = tokenizer.encoding.get_added_tokens_decoder().values()
+        texts = sorted((re.escape(t.content) for t in added if t.special and t.content), key=len, reverse=True)
+        alternatives = "|".join(texts) or "(?!)"
+        self._special = re.compile(f"(?<!{OPEN})(?:{alternatives})")
+        self._foreign = re.compile(f"{alternatives}|{OPEN}|{SHUT}")
+        self._newline = tokenizer.encode("\n")
+        self._left = LIMIT_S
+        self._worker: Worker | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the examples so far, in sentences."""
+        if not self.rewritten:
+            return []
+        n = count(self.rewritten, "example")
+        return [f"only the last answer of {n} counts, because the chat template rewrites earlier ones"]
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """The ids that end a reply: the end of the model's texts, and what the template writes behind an answer."""
+        texts = [self.source.special.get("eos_token", "")]
+        try:
+            chat = [("user", "a", False), ("assistant", "a", True)]
+            text = self.render(chat, False)
+            if (span := self._answer(self.render(chat[:1], True), text, text)) is not None:
+                texts += [m[0] for m in self._special.finditer(text, *span)][-1:]
+        except UserError:  # which a chat will report
+            pass
+        return {i for text in texts if text and (i := self.tokenizer.id_of(text)) is not None}
+
+    def begun(self, system: str) -> list[int]:
+        """Return the ids before the first turn: the template puts them there with the first."""
+        return []
+
+    def closing(self) -> list[int]:
+        """Return the ids behind a reply: the same."""
+        return []
+
+    def asked(self, before: Sequence[int], chat: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the ids of a chat up to the reply that a model writes; those of earlier turns may be others."""
+        return self._encoded(self.render([(role, text, False) for role, text in chat], True))[0]
+
+    def example(self, chat: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Return the ids of a chat, and which of them count.
+
+        Raises
+        ------
+        UserError
+            If the template refuses the chat, or writes its last answer otherwise than where it asks for one.
+        """
+        whole = self.render(chat, False)
+        answers = [n for n, (role, _, counted) in enumerate(chat) if role == "assistant" and counted]
+        spans = []
+        for n in answers:
+            upto = whole if n + 1 == len(chat) else self.render(chat[: n + 1], False)
+            before = self.render(chat[:n], True) if n else self._heading()
+            spans.append(self._answer(before, upto, whole))
+        if answers and spans[-1] is None:
+            raise UserError(
+                f"the chat template of {self.source.where!r} writes message {answers[-1] + 1} otherwise than where it "
+                "asks for one, so a model cannot learn it; take --chat-format, or another template"
+            )
+        if None in spans:
+            self.rewritten += 1
+            spans = spans[-1:]
+        ids, offsets = self._encoded(whole)
+        counted, end = list[bool](), 0
+        for _, behind in offsets:
+            if behind > end:
+                counted.append(any(lo < behind and end < hi for lo, hi in filter(None, spans)))
+                end = behind
+            else:  # of a character of several tokens, or what a tokenizer put there
+                counted.append(bool(counted) and counted[-1])
+        return ids, counted
+
+    def _heading(self) -> str:
+        """Return the text before an answer that begins a chat: a prompt for it would have no message."""
+        one, other = (self.render([("assistant", text, True)], False) for text in ("a", "b"))
+        return one[: _alike(one, other)]
+
+    def _answer(self, before: str, upto: str, whole: str) -> tuple[int, int] | None:
+        """Return where an answer lies in the text of a chat; None if it is not what its prompt asks for.
+
+        Parameters
+        ----------
+        before : the rendered prompt for it.
+        upto : the rendered chat that ends with it; a token behind its end may differ.
+        whole : the rendered chat.
+        """
+        start, end = len(before), _alike(upto, whole)
+        if not (upto.startswith(before) and whole.startswith(before)):
+            return None
+        marks = list(self._special.finditer(upto, start))
+        end = min([m.start() for m in marks if m.start() < end < m.end()], default=end)
+        if self._special.sub("", upto[end:]).strip():
+            return None
+        marks, at = [m for m in marks if m.end() <= end], end
+        while marks and not upto[marks[-1].end() : at].strip():  # the first of the last tokens ends a reply
+            at, end = marks[-1].span()
+            marks.pop()
+        return (start, end) if end > start else None
+
+    def _encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a rendered text, and where each token lies in it."""
+        ids, offsets, at = list[int](), list[tuple[int, int]](), 0
+        parts = [(m.start(), m.end(), m[1]) for m in MARKED.finditer(text)]
+        for start, end, said in [*parts, (len(text), len(text), None)]:
+            for piece, place, special in ((text[at:start], at, True), (said or "", start + 1, False)):
+                some, there = self._piece(piece, special, not offsets)
+                if said and not special and self.tokenizer.id_of(said) in some:
+                    raise UserError(f"the tokenizer {self.tokenizer.path!r} makes the special token {said!r} of text")
+                ids += some
+                offsets += [(lo + place, hi + place) for lo, hi in there]
+            at = end
+        return ids, offsets
+
+    def _piece(self, text: str, special: bool, first: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a piece: within a text, SentencePiece puts no space before it, as behind a newline."""
+        if not text or first:
+            return self.tokenizer.spans(text, special)
+        ids, places = self.tokenizer.spans("\n" + text, special)
+        newline = self._newline
+        if ids[: len(newline)] != newline:
+            return self.tokenizer.spans(text, special)
+        return ids[len(newline) :], [(max(0, lo - 1), hi - 1) for lo, hi in places[len(newline) :]]
+
+    def render(self, chat: Sequence[Message], prompt: bool) -> str:
+        """Return the text of a chat, with the prompt for an answer or without.
+
+        Raises
+        ------
+        UserError
+            If the template refuses it, or takes too long.
+        """
+        messages = [{"role": role, "content": self._foreign.sub(f"{OPEN}\\g<0>{SHUT}", text)} for role, text, _ in chat]
+        worker = self._worker or self._start()
+        self._left += EACH_S
+        worker.limit_s = min(LIMIT_S, max(self._left, EACH_S))
+        began = time.monotonic()
+        try:
+            text = worker.ask("render", messages=messages, prompt=prompt).get("text")
+        except BaseException:
+            self._worker = None
+            self._close()
+            raise
+        self._left -= time.monotonic() - began
+        if not isinstance(text, str):
+            raise UserError(f"{worker.side.name}: its answer is no text")
+        return text
+
+    def _start(self) -> Worker:
+        side = Side.module(f"the chat template of {self.source.where!r}", "cpuopt.isolate.jinja")
+        worker = Worker(side, limit_s=START_S)
+        self._close = weakref.finalize(self, worker.close, 0.0)
+        try:
+            worker.ask("confine")
+            worker.limit_s = LIMIT_S
+            worker.ask("load", template=self.source.text, variables=dict(self.source.special))
+        except BaseException:
+            self._close()
+            raise
+        self._worker = worker
+        return worker

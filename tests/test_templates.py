@@ -1,0 +1,389 @@
+"""Chat templates: the ids and masks of transformers, what a template may not do, and which one a chat follows."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import pytest
+
+from cpuopt import cli
+from cpuopt.data import templates
+from cpuopt.data.chats import load_chats
+from cpuopt.data.forms import TurnEncoder
+from cpuopt.data.templates import Template, encoder_of, source_of
+from cpuopt.data.tokenizers import get_tokenizer
+from cpuopt.errors import UserError
+from cpuopt.files import gguf as container
+from cpuopt.generate.chat import Conversation
+from cpuopt.isolate import jinja
+from cpuopt.isolate.process import Side, Worker
+
+GOLDEN = Path(__file__).parent / "golden"
+sys.path.insert(0, str(GOLDEN))
+import templates as families  # noqa: E402  (beside the script that makes the values)
+
+EXPECTED = json.loads((GOLDEN / "templates.json").read_text("utf-8"))
+CHATML = families.plain(families.CHATML)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def model(template, kind="bytes", special=families.IM, bos=None, eos="<|im_end|>", at="."):
+    """Write a tokenizer and what transformers writes beside it; return the tokenizer."""
+    folder = Path(at)
+    folder.mkdir(exist_ok=True)
+    families.tokenizer(kind, special).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": bos, "eos_token": {"content": eos}}))
+    if template is not None:
+        (folder / "chat_template.jinja").write_bytes(template if isinstance(template, bytes) else template.encode())
+    return get_tokenizer(str(folder / "tokenizer.json"))
+
+
+def family(name):
+    template, kind, special, bos, eos = families.FAMILIES[name]
+    return model(families.plain(template), kind, special, bos, eos)
+
+
+def marked(chat):
+    return [(role, text, role == "assistant") for role, text in chat]
+
+
+def run(mask):
+    return "".join(str(int(x)) for x in mask)
+
+
+# As transformers
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_ids_and_masks_are_those_of_transformers(name):
+    encoder = encoder_of(family(name))
+    for chat, expected in zip(families.CHATS, EXPECTED[name], strict=True):
+        if message := expected.get("error"):
+            with pytest.raises(UserError) as e:
+                encoder.example(marked(chat))
+            assert str(e.value) == f"the chat template of 'tokenizer.json': {message}"
+            continue
+        text = encoder.render(marked(chat), False)
+        assert templates.MARKED.sub(r"\1", text) == expected["text"]
+        ids, counted = encoder.example(marked(chat))
+        assert ids == expected["ids"]
+        if expected["mask"] is not None:
+            assert run(counted) == expected["mask"]
+        assert encoder.asked([], chat[:-1]) == expected["asked"]
+    assert encoder.notes == []
+    assert encoder.ends >= {encoder.tokenizer.id_of(families.FAMILIES[name][4])}
+
+
+def test_a_mask_that_is_one_token_off_is_noticed(monkeypatch):
+    answer = Template._answer
+    monkeypatch.setattr(Template, "_answer", lambda *a: (answer(*a)[0] - 1, answer(*a)[1]))
+    _, counted = encoder_of(family("qwen2")).example(marked(families.CHATS[0]))
+    assert run(counted) != EXPECTED["qwen2"][0]["mask"]
+
+
+THINKS = CHATML.replace("{{ m.content", "{{ ('<think></think>' if loop.last else '') + m.content", 1)
+LAST = CHATML.replace("'<|im_start|>' + m.role", "'<|im_start|>' + ('last ' if loop.last else '') + m.role")
+TALK = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "counts"),
+    [
+        (CHATML, "all of it", ["b<|im_end|>", "d<|im_end|>"]),
+        (families.CHATML, "blocks of generation", ["b<|im_end|>", "d<|im_end|>"]),
+        (THINKS, "only the last answer of 1 example counts, because the chat", ["<think></think>d<|im_end|>"]),
+        (LAST, "writes message 4 otherwise than where it asks for one, so a model cannot learn it;", None),
+    ],
+)
+def test_a_template_that_rewrites_earlier_turns_is_trained_on_its_last_answer(template, text, counts):
+    tokenizer = model(template)
+    lines({"messages": [{"role": role, "content": said} for role, said in TALK]})
+    if counts is None:
+        with pytest.raises(UserError, match=f"^'c.jsonl', line 1: the chat template of 'tokenizer.json' {text}"):
+            load()
+        return
+    data = load()
+    (example,) = data.train
+    assert [said for counted, said in example.runs(tokenizer) if counted] == counts
+    assert (text in data.description) == (len(counts) == 1)
+
+
+def test_a_message_that_does_not_count_is_read_only():
+    encoder = encoder_of(model(CHATML))
+    chat = [("user", "a", False), ("assistant", "b", False), ("user", "c", False), ("assistant", "d", True)]
+    _, counted = encoder.example(chat)
+    assert sum(counted) == len("d") + 1
+    assert encoder.notes == []
+
+
+def lines(*examples):
+    Path("c.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in examples))
+
+
+def load(T=256, **how):
+    return load_chats([Path("c.jsonl")], name="c.jsonl", vocab_size=512, T=T, tokenizer="tokenizer.json", **how)
+
+
+# What a template may not do
+
+DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
+GLOBALS = "__init__.__globals__"
+HOSTILE = {
+    "an endless loop": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "no answer to",
+    ),
+    "a text times a number": ("{{ 'a' * 10 ** 10 }}", "it needs more than 512 MB of memory"),
+    "a text that is doubled": (
+        "{% set n = namespace(a='aa') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+        "it needs more than 512 MB of memory",
+    ),
+    "a list joined": (
+        "{{ (range(99999) | list * 9999) | join(messages[0].content * 9999) }}",
+        "it needs more than 512 MB",
+    ),
+    "ljust": ("{{ 'a'.ljust(10 ** 12) }}", "it needs more than 512 MB of memory"),
+    "format's width": ("{{ '%9999999999d' % 1 }}", "it needs more than 512 MB of memory"),
+    "a long text": ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "it makes more than 2,097,152 characters"),
+    "a long range": ("{{ range(10 ** 12) | list }}", "Range too big"),
+    "a power": ("{{ 9 ** (9 ** 9) }}", "no answer to"),
+    "a class": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    "globals": (f"{{{{ cycler.{GLOBALS}.os.system('touch ran') }}}}", "unsafe"),
+    "globals of a function": ("{{ raise_exception.__globals__['os'].system('touch ran') }}", "unsafe"),
+    "globals of a method": (f"{{{{ self.{GLOBALS} }}}}", "unsafe"),
+    "joiner": (f"{{{{ joiner.{GLOBALS}['os'].system('touch ran') }}}}", "unsafe"),
+    "an attribute by a filter": ("{{ (''|attr('__class__')).mro() }}", "unsafe"),
+    "attributes of a list": ("{{ messages|map(attribute='__class__.__mro__')|list }}", "unsafe"),
+    "a format": (f"{{{{ '{{0.{GLOBALS}}}'.format(cycler) }}}}", "unsafe"),
+    "a name of a namespace": ("{% set n = namespace(__html__=messages) %}", "a namespace cannot have '__html__'"),
+    "an import": ("{% import 'os' as os %}{{ os.system('touch ran') }}", "no loader"),
+    "an include": ("{% include '/etc/passwd' %}", "no loader"),
+    "extends": ("{% extends '/etc/passwd' %}", "no loader"),
+    "a file of Jinja's": ("{{ lipsum() }}", "OSError"),
+    "a macro of itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "it is nested too deeply"),
+    "parentheses": (DEEP, "it is nested too deeply"),
+    "blocks": ("{% if 1 %}" * 300 + "x" + "{% endif %}" * 300, "it is nested too deeply"),
+    "append": ("{% set x = messages.append(1) %}", "unsafe"),
+    "pop": ("{{ messages.pop() }}", "unsafe"),
+    "update": ("{{ messages[0].update({'role': 'system'}) }}", "unsafe"),
+    "a date": ("{{ strftime_now('%Y' * 10 ** 9) }}", "it needs more than 512 MB of memory"),
+    "an undefined name": ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    "no template": ("{% if", "line 1: unexpected 'end of template'"),
+    "no text": (b"{{ '\xff' }}", "is no UTF-8"),
+    "a large file": ("x" * (1 << 20 | 1), "has 1,048,577 characters; expected 1,048,576 at most"),
+}
+"""Templates, and a word of the line that refuses each."""
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused_in_a_line(name, monkeypatch, capfd):
+    """None of them runs anything, and each leaves no process."""
+    template, words = HOSTILE[name]
+    monkeypatch.setattr(templates, "LIMIT_S", 2.0)
+    with pytest.raises(UserError) as e:
+        encoder_of(model(template)).render([("user", "hi", False)], True)
+    assert str(e.value).startswith("the chat template of ")
+    assert words in str(e.value)
+    assert "\n" not in str(e.value)
+    assert len(str(e.value)) < 600
+    assert not Path("ran").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def escapes(environment):
+    """The hostile templates that walk to Python's own objects and are not stopped."""
+    found = []
+    for name, (template, words) in HOSTILE.items():
+        if words == "unsafe" and "touch" not in template:
+            chat = [{"role": "user", "content": "hi"}]
+            try:
+                jinja.renderer(template, environment)(messages=chat)
+                found.append(name)
+            except (jinja2.TemplateError, UserError):
+                pass
+    return found
+
+
+def test_without_the_sandbox_templates_get_out():
+    assert escapes(jinja.ImmutableSandboxedEnvironment) == []
+    assert {"a class", "globals of a method", "a format", "append"} <= set(escapes(jinja2.Environment))
+    assert {"append", "pop", "update"} <= set(escapes(jinja2.sandbox.SandboxedEnvironment))
+
+
+OUT = "cycler.__init__.__globals__['__builtins__']"
+OPENS = [
+    f"{OUT}['open']('/proc/self/stat')",
+    f"{OUT}['__import__']('socket').socket()",
+    f"{OUT}['__import__']('os').pipe()",
+    f"{OUT}['__import__']('subprocess').run('true')",
+]
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_process_that_renders_opens_nothing_even_without_its_sandbox(confined):
+    code = "import socket, subprocess, jinja2; from cpuopt.isolate import jinja; answers = jinja.Answers(); "
+    code += "jinja.renderer.__defaults__ = (jinja2.Environment,); "
+    code += "jinja.serve({name: getattr(answers, name) for name in ('confine', 'load', 'render')})"
+    for template in OPENS:
+        side = Side("open", (sys.executable, "-c", code))
+        with Worker(side, limit_s=60) as worker:
+            worker.ask("confine") if confined else None
+            worker.ask("load", template=f"{{{{ {template} }}}}", variables={})
+            if confined:
+                with pytest.raises(UserError, match="Too many open files"):
+                    worker.ask("render", messages=[], prompt=False)
+            else:
+                assert worker.ask("render", messages=[], prompt=False)["text"]
+
+
+def test_the_time_of_all_chats_is_limited(monkeypatch):
+    monkeypatch.setattr(templates, "EACH_S", 0.01)
+    monkeypatch.setattr(templates, "LIMIT_S", 1.0)
+    slow = "{% for i in range(9999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"
+    encoder = encoder_of(model(slow))
+    with pytest.raises(UserError, match="no answer to 'render' within"):
+        [encoder.render([("user", "hi", False)], True) for _ in range(1000)]
+
+
+# Which template, and without Jinja
+
+
+CONFIG = {"string": CHATML, "list": [{"name": "tools", "template": "x"}, {"name": "default", "template": CHATML}]}
+
+
+def config(template):
+    path = Path("tokenizer_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+
+
+@pytest.mark.parametrize("where", ["string", "list", "file", "gguf", "adapter"])
+def test_a_template_is_found_wherever_files_have_it(where):
+    tokenizer, adapters = model(CHATML if where == "file" else None), []
+    if where in CONFIG:
+        config(CONFIG[where])
+    if where == "file":
+        config("of less weight")
+    if where == "adapter":
+        config("of the base")
+        model(CHATML, at="adapter", eos="<|endoftext|>")
+        adapters = [Path("adapter")]
+    if where == "gguf":
+        about = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.eos_token_id": 2}
+        about |= {
+            "tokenizer.ggml.tokens": ["a", *families.IM],
+            "tokenizer.ggml.token_type": np.array([1, 3, 3, 3], np.int32),
+        }
+        about |= {"tokenizer.chat_template": CHATML, "tokenizer.ggml.merges": [], "general.architecture": "llama"}
+        Path("m.gguf").write_bytes(container.header(about, {}))
+        tokenizer = get_tokenizer("m.gguf")
+    source = source_of(tokenizer, adapters)
+    assert source.text == CHATML
+    ends = {"adapter": "<|endoftext|>"}
+    assert source.special == {"eos_token": ends.get(where, "<|im_end|>")}
+    assert isinstance(encoder_of(tokenizer, adapters=adapters), Template)
+    assert isinstance(encoder_of(tokenizer, "chatml"), TurnEncoder)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (3, "is 3; expected a text, or a list of names and texts"),
+        ([{"name": "default"}], "expected a text, or a list of names and texts"),
+        ([{"name": "rag", "template": "x"}], r"has chat templates 'rag'; expected one of them to be called 'default'"),
+    ],
+)
+def test_what_is_no_template_is_refused(found, words):
+    tokenizer = model(None)
+    config(found)
+    with pytest.raises(UserError, match=words):
+        encoder_of(tokenizer)
+
+
+def test_without_jinja_known_forms_are_recognised_and_others_refused(monkeypatch, capsys):
+    monkeypatch.setattr(templates.metadata, "version", lambda name: "3.1.5")
+    encoder = encoder_of(model(CHATML))
+    assert isinstance(encoder, TurnEncoder)
+    assert re.search(
+        r"needs the library jinja2, 3\.1\.6 or later; pip install .*without it, .* form chatml", encoder.notes[0]
+    )
+    lines({"prompt": "a", "completion": "b"})
+    assert encoder.notes[0] in load().description
+    Path("chat_template.jinja").write_text(families.plain(families.ZEPHYR))
+    with pytest.raises(UserError, match=r"^--chat: the chat template of .* needs the library jinja2, .*\[chat\]'\)$"):
+        encoder_of(get_tokenizer("tokenizer.json"))
+
+
+# Chats and the command line
+
+
+class Reader:
+    """A model that notes what it reads."""
+
+    config, position, context = None, 0, 999
+
+    def __init__(self):
+        self.tokens = []
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Replies of a model, in order; each token but the last is read, as a decoder does."""
+    said = []
+
+    def generate(decoder, ids, sampler, most, ends):
+        answer = said.pop(0)
+        decoder.tokens = [*decoder.tokens[: decoder.position], *ids, *answer[:-1]]
+        decoder.position = len(decoder.tokens)
+        yield from answer
+
+    monkeypatch.setattr("cpuopt.generate.chat.check_tokens", lambda *a: None)
+    monkeypatch.setattr("cpuopt.generate.chat.generate", generate)
+    return said
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama2", "phi3", "rewriting"])
+def test_a_conversation_is_what_other_programs_send(name, answers):
+    """Also for a template that writes earlier turns otherwise: the model then reads from there on again."""
+    encoder = encoder_of(model(THINKS) if name == "rewriting" else family(name))
+    talk, chat = Conversation(Reader(), encoder, "Be odd."), [("system", "Be odd.")]
+    for said, answer in (("What?", "hello"), ("And?", "É 🙂"), ("So?", "")):
+        chat.append(("user", said))
+        answers.append(encoder.tokenizer.encode(answer))
+        list(talk.reply(said, None, 99))
+        whole = encoder.asked([], chat)
+        assert talk.decoder.tokens[: len(whole)] == whole
+        chat.append(("assistant", answer))
+
+
+def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without_one(capsys):
+    model(families.plain(families.FAMILIES["qwen2"][0]))
+    lines(
+        {"prompt": "What?", "completion": "That."},
+        {"messages": [{"role": r, "content": t} for r, t in families.CHATS[1]]},
+    )
+    show = ["data", "show", "c.jsonl", "--tokenizer", "tokenizer.json"]
+    assert cli.main(show) == 0
+    out = capsys.readouterr().out
+    assert "<|im_start|>system\nYou are a helper.<|im_end|>\n<|im_start|>user\nWhat?" in out
+    assert "<|im_start|>assistant\n[[That.<|im_end|>]]\n" in out
+    assert cli.main([*show, "--system", "Be brief."]) == 0
+    out = capsys.readouterr().out
+    assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat?" in out
+    assert "<|im_start|>system\nBe odd.<|im_end|>" in out
+    Path("chat_template.jinja").write_text("{{ raise_exception('Only after dark') }}")
+    assert cli.main(show) == 2
+    assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark\n" in capsys.readouterr().err
+    assert cli.main(["train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x"]) == 2
+    assert "--system x: --data builtin is text, which has no messages" in capsys.readouterr().err
+
+
+def test_a_date_is_that_of_the_build_if_one_is_set(monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert encoder_of(model("{{ strftime_now('%d %b %Y') }}")).render([("user", "a", False)], True) == "02 Jan 1970"
