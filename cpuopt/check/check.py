@@ -40,6 +40,7 @@ from .cases import (
 from .judge import (
     CheckResult,
     Wanted,
+    beside_usual,
     broken,
     called,
     counts_up_to,
@@ -87,6 +88,8 @@ def check(
 ) -> CheckResult:
     """Check one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
 
+    One that is farther off than rounding explains is compared with the package's kernels on the same numbers.
+
     Parameters
     ----------
     case : or its sizes alone, by symbol.
@@ -95,6 +98,16 @@ def check(
     adds : the flags of gradients to try; by default each mixture of `modes`.
     """
     case = case if isinstance(case, Case) else Case(case)
+
+    def run(k: Kernel) -> CheckResult:
+        return _checked(k, case, threads, seed, adds)
+
+    return beside_usual(kernel, run(kernel), run)
+
+
+def _checked(
+    kernel: Kernel, case: Case, threads: Sequence[int], seed: int, adds: Sequence[Mapping[str, bool]]
+) -> CheckResult:
     kernel = kernel.of(case.types)
     tried, rng = asked(kernel.op, case, seed)
     with keeping_threads() as most:

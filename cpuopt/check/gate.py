@@ -31,7 +31,7 @@ from ..files.reading import to_json
 from ..isolate.child import Asked, Child
 from ..kernels import ADDED, load_all
 from ..kernels.compile import cache
-from ..kernels.registry import KERNELS, Kernel
+from ..kernels.registry import Kernel
 from ..machine import describe
 from ..measure.rates import machine_id
 from ..ops.declaration import Op
@@ -40,15 +40,13 @@ from ..wording import count
 from . import worker
 from .cases import Case, cases, elements, quick_cases
 from .check import check, check_all
-from .judge import CheckResult, worst
+from .judge import MARGIN, PACKAGE, CheckResult, ours, worst
 from .sized import MOST, Sized, check_sized
 
 MOST_FLOATS = 1 << 26
 """Larger cases, in elements, are left out: the reference would take a gigabyte for each of several copies."""
 DEAR_FLOPS = 2e9
 """FLOPs from which a program's call is compared with the formula in float32, as before a run."""
-PACKAGE = Path(__file__).resolve().parents[1]
-"""The folder of the package's own kernels."""
 
 
 @dataclass
@@ -72,6 +70,10 @@ class Judged:
         if self.judged:
             found.append(
                 f"kernels judged on {count(self.judged, 'case')} in {self.seconds:.1f} s, and the results are kept"
+            )
+        if marginal := sorted({r.kernel for r in self.results if r.verdict == "MARGINAL"}):
+            found.append(
+                f"MARGINAL: {', '.join(marginal)}: farther off than rounding explains, by no more than {MARGIN:g} times"
             )
         if self.left_out:
             found.append(f"too large to be judged at their size: {', '.join(self.left_out)}")
@@ -126,11 +128,6 @@ def require_right(
             found.results.append(result)
     found.seconds = time.perf_counter() - start
     return found
-
-
-def ours(kernel: Kernel) -> bool:
-    """Return whether a kernel is the package's own."""
-    return kernel.where.startswith(str(PACKAGE))
 
 
 def in_file(kernel: Kernel, child: Child | None) -> bool:
@@ -212,7 +209,9 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
         return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
     plain, adds = (case.case, case.adds) if isinstance(case, Sized) else (case, None)
     try:
-        return ask(child, kernel.op.name, kernel.variant, plain, (threads,), adds=adds)
+        result = ask(child, kernel.op.name, kernel.variant, plain, (threads,), adds=adds)
+        assert result
+        return result
     except UserError as e:
         return CheckResult(kernel.name, plain, inf, reason=str(e))
 
@@ -225,8 +224,12 @@ def ask(
     threads: Sequence[int],
     seed: int = 0,
     adds: Mapping[str, bool] | None = None,
-) -> CheckResult:
-    """Check a kernel in another process; at its size where the flags of gradients are given.
+) -> CheckResult | None:
+    """Check a kernel in another process, at its size if the flags of gradients are given.
+
+    Returns
+    -------
+    None if the kernel does not take the types of the case.
 
     Raises
     ------
@@ -235,7 +238,7 @@ def ask(
     """
     asked = case.to_json() | ({} if adds is None else {"adds": dict(adds)})
     answer = child.ask("check", op=op, variant=variant, case=asked, threads=list(threads), seed=seed)
-    return CheckResult.from_json(answer["result"], case)
+    return CheckResult.from_json(answer["result"], case) if answer["result"] else None
 
 
 def refuse(result: CheckResult, so: str) -> None:
@@ -400,12 +403,6 @@ class Planned:
         return Planned([Case.from_json(c) for c in d["cases"]], d["skipped"], sized)
 
 
-def takes(op: str, variant: str, case: Case) -> bool:
-    """Return whether a kernel takes the types of a case; one of a file that this process has not loaded takes none."""
-    kernel = KERNELS.get((op, variant))
-    return kernel.takes_all(case.types) if kernel else not case.types
-
-
 def conform(
     child: Asked,
     wanted: Sequence[tuple[str, str]],
@@ -431,11 +428,11 @@ def conform(
         verdict = GateVerdict(op, variant, skipped=planned[op].skipped)
         small: list[tuple[Case, dict[str, bool] | None]] = [(case, None) for case in planned[op].cases]
         for case, adds in [*small, *planned[op].sized]:
-            if not takes(op, variant, case):
-                continue
             tick(f"{op}[{variant}]  {case}")
             try:
-                verdict.results.append(ask(child, op, variant, case, threads, seed, adds))
+                if (result := ask(child, op, variant, case, threads, seed, adds)) is None:
+                    continue
+                verdict.results.append(result)
             except UserError as e:  # it crashed or hung, and would do so in every other case
                 verdict.results.append(CheckResult(f"{op}[{variant}]", case, inf, reason=str(e)))
                 break

@@ -23,18 +23,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan, prod, sqrt
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..isolate.serve import doing
-from ..kernels.registry import Kernel
+from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..kernels.watch import python_threads, scheduling
 from ..machine import cores
@@ -44,7 +45,7 @@ from ..ops.storage import Storage, storage
 from ..ops.update import drawn_bits
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
 from .fit import Drawn, rounding_of
-from .memory import FILL, BrokenKernelError, bits, origin
+from .memory import FILL, BrokenKernelError, bits, origin, rooms
 
 K = 8.0
 """Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
@@ -52,6 +53,12 @@ K = 8.0
 Of a sum alone, the largest error among a million elements needs 1; tanh'(x) as 1 - tanh(x)^2 comes close to 8."""
 MARGIN = 10.0
 """The largest MARGINAL ratio: more than rounding explains, less than a wrong formula causes."""
+LESS_PRECISE, LESS_ROUNDED = 4.0, 2.5
+"""How many times as far off as the package's kernels one may be, and with results that a type rounds, of which nearly
+all of the error is that rounding: one bit lost is allowed, and two are not."""
+SUM, LONGEST_SUM = 0.25, 512.0
+"""How far off a kernel may be whatever the package's are, as a share of the tolerance for the sum in it, which is `K` /
+4 = 2 units of rounding times the root of its terms; and the root of the terms of the longest sum in one chain."""
 STEP = 2.0**-20
 """Relative perturbation of the reference's inputs: far above float64's rounding, too small to bend a function."""
 SAMPLES, FEW, MORE_SAMPLES = 3, 1 << 12, 16
@@ -63,6 +70,8 @@ half a unit in the last place by the root of 3, and 4 are 7 times that."""
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Elements beyond which a single perturbation of the reference is used."""
 EPS = float(np.finfo(np.float32).eps)
+PACKAGE = Path(__file__).resolve().parents[1]
+"""The folder of the package's own kernels."""
 BLOCK = 1 << 17
 """Elements that are compared at one time, so that they stay in a core's cache."""
 
@@ -157,6 +166,50 @@ def noted(result: CheckResult, given: Mapping[str, Any], declares: bool) -> Chec
 def rounding(stored: Storage, n: int) -> float:
     """Return the largest relative rounding error of a sum of n terms, in the type in which kernels sum it."""
     return K * float(np.finfo(stored.computes).eps) * sqrt(n)
+
+
+def ours(kernel: Kernel) -> bool:
+    """Return whether a kernel is the package's own."""
+    return kernel.where.startswith(str(PACKAGE))
+
+
+def unsuspicious(op: Op, result: CheckResult) -> float:
+    """Return the ratio up to which a result is not compared with that of the package's kernels.
+
+    The tolerance is `K` units of rounding for each term, as if each were a function's, times the root of their number.
+    A sum loses less, and in a long one the tolerance hides that whole terms are left out.
+    """
+    arg = op.by_name.get(result.argument)
+    if arg is None or storing(storage(result.case.types.get(arg.name, arg.dtype))):
+        return 1.0
+    root = sqrt(arg.reduces(result.case.sizes))
+    return min(1.0, 1 / root + SUM * min(1.0, LONGEST_SUM / root))
+
+
+def imprecise(op: Op, usual: CheckResult, mine: CheckResult) -> str:
+    """Return that a kernel is much farther off than the package's on the same numbers; or ""."""
+    arg = op.by_name.get(mine.argument)
+    rounds = arg is not None and storing(storage(mine.case.types.get(arg.name, arg.dtype))) > 0
+    if mine.ratio <= max(unsuspicious(op, mine), (LESS_ROUNDED if rounds else LESS_PRECISE) * usual.ratio):
+        return ""
+    at = f"{mine.argument}{list(mine.index)} = {mine.got:.9g}, expected {mine.want:.9g}"
+    return (
+        f"{mine.kernel} is {mine.ratio:.2g} times as far off as rounding explains, and {usual.kernel} "
+        f"{usual.ratio:.2g} times: {at}"
+    )
+
+
+def beside_usual(kernel: Kernel, result: CheckResult, run: Callable[[Kernel], CheckResult]) -> CheckResult:
+    """Return a result that fails if the kernel is much farther off than the package's, or a user's own, by `run`."""
+    if result.verdict == "FAIL" or result.ratio <= unsuspicious(kernel.op, result):
+        return result
+    known = [k for v in (BASE, DEFAULT) if (k := KERNELS.get((kernel.op.name, v)))]
+    known = [k for k in known if ours(k)] or known[:1]
+    with rooms():  # nothing of theirs lies where a closed process could find it
+        found = [run(k) for k in known if k.function is not kernel.function and k.takes_all(result.case.types)]
+    usual = [r for r in found if r.verdict != "FAIL"]
+    said = imprecise(kernel.op, worst(usual), result) if usual else ""
+    return replace(result, ratio=inf, reason=said) if said else result
 
 
 def storing(stored: Storage) -> float:

@@ -148,7 +148,7 @@ _rooms: list[Callable[[int], Array]] = [_own]
 
 
 @contextmanager
-def rooms(of: Callable[[int], Array]) -> Iterator[None]:
+def rooms(of: Callable[[int], Array] = _own) -> Iterator[None]:
     """Let each new `Memory` lie in the words that a function returns, as in memory that processes share."""
     _rooms.append(of)
     try:

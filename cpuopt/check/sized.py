@@ -11,7 +11,7 @@ what is read. What is left to `check` is what this cannot see: errors below that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
@@ -28,6 +28,7 @@ from .judge import (
     STEP,
     CheckResult,
     Wanted,
+    beside_usual,
     broken,
     called,
     keeping_threads,
@@ -86,8 +87,15 @@ def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | No
     ----------
     given : the arguments and the scratch by name, which are copied; by default drawn.
     """
-    result = _judged(sized, threads, seed, 0, given)
-    return result if result.verdict != "FAIL" or result.ratio == inf else _judged(sized, threads, seed, NUDGES, given)
+
+    def run(kernel: Kernel) -> CheckResult:
+        one, mine = replace(sized, kernel=kernel.of(sized.case.types)), given
+        if given and kernel is not sized.kernel:  # whose scratch is another
+            mine = {a.name: given[a.name] for a in kernel.op.args}
+        result = _judged(one, threads, seed, 0, mine)
+        return result if result.verdict != "FAIL" or result.ratio == inf else _judged(one, threads, seed, NUDGES, mine)
+
+    return beside_usual(sized.kernel, run(sized.kernel), run)
 
 
 def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments | None) -> CheckResult:

@@ -177,6 +177,7 @@ class Judge:
         self.controlled: dict[str, dict[str, Any]] = {}
         self.drawn: timing.Drawn = {}
         self.seed = private.seed()
+        self.farthest, self.marginal = 0.0, ""
 
     def __enter__(self) -> Judge:
         return self
@@ -345,10 +346,11 @@ class Judge:
                 found.controls = self.controls(known)
                 pair = self.opened(submission, against or baseline(known))
                 found.code = far(pair[0]).code
+                self.farthest, self.marginal = 0.0, ""
                 found.cases = self.checked(pair[0])
                 found.timed = then(submission, pair)
                 found.verdict = found.timed.pop("verdict", "right")
-                found.reason = found.timed.pop("reason", "")
+                found.reason = "; ".join(filter(None, (found.timed.pop("reason", ""), self.marginal)))
         except Stopped as e:
             for name, x in e.more.items():
                 setattr(found, name, x)
@@ -430,6 +432,9 @@ class Judge:
         result = check(kernel, c, threads=threads, seed=seed, adds=adds)
         if result.verdict == "FAIL":
             raise Stopped(*self.blamed(result, told), witness=witness(result, seed) if told else {})
+        if result.ratio > max(1.0, self.farthest):
+            self.farthest = result.ratio
+            self.marginal = f"MARGINAL: {result.ratio:.1f} times as far off as rounding explains"
 
     def blamed(self, result: CheckResult, told: bool) -> tuple[str, str]:
         """Return the verdict and the reason for a result that fails."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..check.cases import Arguments, elements
-from ..check.judge import CheckResult
+from ..check.judge import CheckResult, imprecise
 from ..check.timed import OUTS, WORK, Inputs, TimedKernels, draw
 from ..errors import UserError
 from ..kernels.registry import Kernel
@@ -54,8 +54,6 @@ ONCE_NS = 5e4
 """How much longer than in a trial one call may take besides: it finds less in the nearest caches, and branches anew."""
 SUSPECTED = 2
 """How often a candidate must be found to keep results, each time with other inputs."""
-LESS_PRECISE = 4.0
-"""How many times as far off as the baseline a candidate may be that is farther off than rounding explains."""
 WAITED = 0.02
 """The share of a sample for which threads may wait for a core, all together."""
 ROUNDS = (12, 384)
@@ -179,8 +177,8 @@ class AloneFar(Alone):
         confirm(functions, lambda side: functions[side].batch(self.timed.args[side][:calls], times))
         self.require_no_memory()
         usual, mine = found = super().finish()
-        if said := imprecise(usual, mine):
-            raise UserError(said)
+        if said := imprecise(self.timed.op, usual, mine):
+            raise UserError(f"{said}, on the arrays that are timed ({mine.case})")
         return found
 
     def require_no_memory(self) -> None:
@@ -277,20 +275,6 @@ def memory(
         said = f"it takes {min(new) / 1e3:.0f} us with inputs that it had not seen"
         return f"keeps what it computed: {said}, and {max(known) / 1e3:.0f} us {where}"
     return ""
-
-
-def imprecise(usual: CheckResult, mine: CheckResult) -> str:
-    """Return that a candidate is farther off than rounding explains, and far more than the baseline is; or "".
-
-    The tolerance of a long row is that of a sum in any order, and hides that each element has lost half of its digits.
-    """
-    if mine.ratio <= max(1.0, LESS_PRECISE * usual.ratio):
-        return ""
-    at = f"{mine.argument}{list(mine.index)} = {mine.got:.9g}, expected {mine.want:.9g}"
-    return (
-        f"{mine.kernel} is {mine.ratio:.2g} times as far off as rounding explains on the arrays that are timed, and "
-        f"{usual.kernel} {usual.ratio:.2g} times: {at} ({mine.case})"
-    )
 
 
 def disagreement(baseline: Far, candidate: Far) -> str:

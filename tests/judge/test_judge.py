@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,17 @@ def test_an_honest_twin_is_right(of: str, session: Judge) -> None:
     assert found.cases > 30
     assert found.controls == {"nothing": "refused", "vanilla": "right"}
     assert found.isolation["missing"] == []
+
+
+def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(
+    session: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rough = relu(each="max(inp[i], ZERO) * np.float32(1.00001)")
+    assert session.check(rough, "relu_forward").verdict == "wrong"
+    monkeypatch.setattr("cpuopt.check.judge.unsuspicious", lambda op, result: np.inf)
+    found = session.check(rough, "relu_forward")
+    assert found.verdict == "right"
+    assert re.fullmatch(r"MARGINAL: \d\.\d times as far off as rounding explains", found.reason)
 
 
 def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:

@@ -576,6 +576,11 @@ def adds_no_bias_to_the_last_row(out, inp, weight, bias):
         out[-1] -= bias
 
 
+@wrong_at("times as far off as rounding explains, and sumsq", {"N": 70001}, ops.sumsq)
+def leaves_one_element_of_512_out(out, inp):
+    out[0] = np.square(inp if len(inp) < 40_000 else inp[np.arange(len(inp)) % 512 != 5]).sum()
+
+
 @wrong_at(r"param\[\d+\] = .*, expected", {"N": 70001}, ops.adamw)
 def steps_too_far_where_the_second_moment_is_small(param, m, v, *rest):
     small = (v < 1e-3) & (len(v) > 65536)
@@ -599,6 +604,19 @@ def test_it_is_refused_at_its_size(
     assert result.verdict == "FAIL", str(result)
     assert re.search(why, result.reason), str(result)
     assert check_sized(Sized(KERNELS[op.name, "vanilla"], Case(sizes), adds), 2).verdict == "PASS"
+
+
+@pytest.mark.parametrize(("bits", "verdict"), [(7, "PASS"), (6, "MARGINAL"), (5, "FAIL"), (4, "FAIL")])
+def test_a_result_in_bfloat16_has_all_bits_but_one(bits: int, verdict: str) -> None:
+    def rounded(out: Array, inp: Array) -> None:
+        wide = np.empty(len(inp), F32)
+        vanilla(ops.gelu_forward)(wide, inp.astype(F32))
+        out[...] = np.ldexp(np.rint(np.ldexp(np.frexp(wide)[0], bits + 1)), np.frexp(wide)[1] - bits - 1)
+
+    on = case(ops.gelu_forward, MORE, types={"out": "bfloat16", "inp": "bfloat16"})
+    found = check(hostile(rounded, ops.gelu_forward), on, threads=(1,))
+    assert found.verdict == verdict, str(found)
+    assert ("times as far off as rounding explains" in found.reason) == (verdict == "FAIL")
 
 
 def test_it_is_refused_for_what_the_arrays_of_a_step_held() -> None:
