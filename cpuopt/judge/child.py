@@ -208,6 +208,7 @@ class Closed:
         from ..kernels import registry
 
         before = set(registry.KERNELS)
+        say("loading")  # from here on the text can be why this process ends
         module = kernels.load_file(request["file"], "the candidate", "@kernel functions")
         if name := array_in(vars(module)):
             raise UserError(f"the candidate: {name!r} holds an array, which outlasts a call; constants are numbers")

@@ -15,9 +15,11 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ import numpy as np
 from ..check.cases import Array, Case
 from ..check.memory import BrokenKernelError
 from ..errors import UserError
+from ..isolate import process
 from ..isolate.process import Side, Worker
+from ..kernels import registry
 from ..kernels.registry import Kernel, Scratch
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import available_bytes
@@ -41,11 +45,19 @@ BWRAP = tuple(
     "bwrap --ro-bind / / --dev /dev --proc /proc --unshare-all --die-with-parent --cap-drop ALL".split()  # noqa: SIM905
 )
 LIMIT_S = 60.0
-"""Seconds that one answer may take, compilation included."""
+"""Seconds that one answer about a candidate may take, compilation included."""
+OWN_S = process.LIMIT_S
+"""Seconds that one answer may take while the package itself works: it starts, compiles its kernel, builds a model."""
+LOST = ("was ", "ended ", "closed ", "no answer ", "answered ", "the answer ")
+"""The first words of a worker's errors that end it; others are answers."""
 
 
 class LostError(BrokenKernelError):
     """The process of a candidate ended."""
+
+
+class CandidateError(UserError):
+    """The closed process refuses a candidate, and goes on."""
 
 
 class Shared:
@@ -135,7 +147,7 @@ class Far:
 
     def __call__(self, *args: Any) -> None:
         """Call it once, on arrays in the shared memory."""
-        more = {"fenced": self.fenced} if self.fenced else {}
+        more: dict[str, Any] = {"fenced": self.fenced} if self.fenced else {}
         specs = [self.remote.shared.spec(x) for x in args]
         answer = self.remote.ask("call", self, args=specs, threads=numba_threads.get_threads(), **more)
         if "broken" in answer:
@@ -148,7 +160,7 @@ class Far:
         -------
         The ns that all took by the clock of the process, and those for which its threads waited for a core meanwhile.
         """
-        key, more = tuple(map(id, every)), {}
+        key, more = tuple(map(id, every)), dict[str, Any]()
         if key not in self.known:
             self.known[key] = len(self.known) * 2 + (self.side == "B"), every  # held, so that no id comes again
             more = {"calls": [[self.remote.shared.spec(x) for x in args] for args in every]}
@@ -178,10 +190,12 @@ class Remote:
     ----------
     by : what closes it: ``bwrap`` or ``namespaces``.
     missing : what does not close it on this system.
+    late : whether a request of the last `within` found no time left.
     """
 
     def __init__(self, threads: int, limit_s: float = LIMIT_S, files: Sequence[str] = ()) -> None:
         self.shared, self.limit_s = Shared(), limit_s
+        self.deadline, self.late = inf, False
         self.by = "bwrap" if bwrap() else "namespaces"
         side = Side.module("candidate", child.__name__, NUMBA_NUM_THREADS=str(threads))
         more = {child.SHARED: f"{self.shared.descriptor} {ROOM}", child.CLOSED: "1" * bwrap()}
@@ -192,7 +206,7 @@ class Remote:
         self.missing: list[str] = []
         self.file = Path()
         self._worker: Worker | None = None
-        self._open = False
+        self._open = self._loading = False
         self.folder = tempfile.TemporaryDirectory(prefix="cpuopt-judge-")
 
     def __enter__(self) -> Remote:
@@ -203,11 +217,27 @@ class Remote:
         self.folder.cleanup()
         os.close(self.shared.descriptor)
 
+    @contextmanager
+    def within(self, seconds: float, each: float | None = None) -> Iterator[None]:
+        """Limit the seconds of all requests of a block together, and of each; later ones raise `LostError`."""
+        usual = self.limit_s
+        self.deadline, self.limit_s, self.late = time.monotonic() + seconds, each or usual, False
+        try:
+            yield
+        finally:
+            self.deadline, self.limit_s = inf, usual
+
     def start(self) -> None:
-        """Start the process, if it does not run."""
+        """Start the process, if it does not run; raise `UserError` if it cannot."""
         if self._worker is None:
-            self._worker = Worker(self.side, limit_s=self.limit_s)
-            self.missing = [str(x) for x in self._worker.ask("ready")["missing"]]
+            self._worker = Worker(self.side, self._hear)
+            try:
+                self.missing = [str(x) for x in self._asked("ready", OWN_S)["missing"]]
+            except LostError as e:
+                raise UserError(f"the closed process does not start: {e}") from e
+
+    def _hear(self, progress: str) -> None:
+        self._loading = True
 
     def end(self) -> None:
         """End the process."""
@@ -218,27 +248,39 @@ class Remote:
     def open(self, text: str, op: Op, against: str) -> tuple[Kernel, Kernel]:
         """Load a candidate in a process of its own; return it and the kernel that it is compared with.
 
+        A process that ended before it read the text is replaced once: others may have ended it since the last one.
+
         Raises
         ------
-        UserError
+        CandidateError
             If it cannot be loaded.
+        LostError
+            If the process ended while it was loaded, or did not answer in time.
+        UserError
+            If there is no process that begins to load it.
         """
         self.close()
-        self.start()
         self.file = Path(self.folder.name) / f"candidate_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
         self.file.write_text(text, encoding="utf-8")
-        assert self._worker
-        self._open = True
-        try:
-            about = self._worker.ask("open", file=str(self.file), op=op.name, against=against)
-        except UserError as e:
-            self.close()
-            raise UserError(self.told(e)) from e
-        if "ended" in about:
-            self._open = False
-            raise UserError(f"the candidate: its process ended by {about['ended']} while it was loaded")
-        self.missing = [str(x) for x in about["missing"]]
-        return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
+        for _ in range(2):
+            self.start()
+            self._open, self._loading = True, False
+            try:
+                about = self._asked("open", self.limit_s, file=str(self.file), op=op.name, against=against)
+            except CandidateError:
+                self.close()
+                raise
+            except LostError as e:
+                lost = e
+            else:
+                if "ended" not in about:
+                    self.missing = [str(x) for x in about["missing"]]
+                    return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
+                self._open = False
+                lost = LostError(f"the candidate: its process ended by {about['ended']} while it was loaded")
+            if self._loading or self.late:
+                raise lost
+        raise UserError(f"the closed process ends before it loads a text: {lost}")
 
     def told(self, e: UserError) -> str:
         """Return what the process said, without its name and that of the candidate's file."""
@@ -247,6 +289,7 @@ class Remote:
     def kernel(self, op: Op, side: str, about: Mapping[str, Any]) -> Kernel:
         """Return a kernel of the process."""
         function = Far(self, side)
+        own = registry.find(op.name, str(about["variant"])) if side == "A" else None
 
         def elements(i: int) -> Callable[[Mapping[str, int]], int]:
             return lambda sizes: int(self.ask("work", function, sizes=dict(sizes))["elements"][i])
@@ -256,17 +299,25 @@ class Remote:
             str(about["variant"]),
             function,
             tuple(Scratch(str(name), elements(i), str(dtype)) for i, (name, dtype) in enumerate(about["scratch"])),
-            make=lambda types: self.compile(function, types),
+            make=lambda types: self.compile(function, types, own),
             where=str(about["where"]),
             same_bits=bool(about["same_bits"]),
             narrow=bool(about["narrow"]),
             skips=tuple(map(str, about["skips"])),
         )
 
-    def compile(self, function: Far, types: Mapping[str, str]) -> None:
-        """Compile a kernel for some types; it is called with these from now on."""
+    def compile(self, function: Far, types: Mapping[str, str], own: Kernel | None = None) -> None:
+        """Compile a kernel for some types; it is called with these from now on.
+
+        Parameters
+        ----------
+        own : if it is the package's: it is compiled here first, for the cache, where the closed process cannot write.
+        """
         function.types = dict(types)
-        function.code = str(self.ask("compile", function).get("code", ""))
+        if own:
+            own.of(types).compile()
+        limit_s = OWN_S if own else self.limit_s
+        function.code = str(self.ask("compile", function, limit_s=limit_s).get("code", ""))
 
     def fences(self, function: Far, case: Case, threads: int) -> str:
         """Return what a kernel does wrong with an array between inaccessible pages, or ""."""
@@ -275,35 +326,42 @@ class Remote:
         except LostError as e:
             return str(e)
 
-    def ask(self, do: str, function: Far, **more: Any) -> dict[str, Any]:
+    def ask(self, do: str, function: Far, limit_s: float | None = None, **more: Any) -> dict[str, Any]:
         """Send a request about a kernel.
 
         Raises
         ------
+        CandidateError
+            If the process refuses it.
         LostError
             If the candidate's process ended, or does not answer in time.
         """
         if not (self._worker and self._open):
             raise LostError("its process has ended")
-        try:
-            answer = self._worker.ask(do, side=function.side, types=dict(function.types), **more)
-        except UserError as e:
-            said = self.told(e)
-            if said.startswith(("was ", "ended ", "closed ", "no answer ", "answered ", "the answer ")):
-                self.end()
-                raise LostError(said) from e
-            raise UserError(said) from e
+        answer = self._asked(do, limit_s or self.limit_s, side=function.side, types=dict(function.types), **more)
         if "ended" in answer:
             self._open = False
             doing = self._worker._where()
             raise LostError(f"its process ended by {answer['ended']}{doing}")
         return answer
 
+    def _asked(self, do: str, limit_s: float, **more: Any) -> dict[str, Any]:
+        """Send a request, whose answer may take so many seconds, or those left; errors are those of `ask`."""
+        assert self._worker
+        self._worker.limit_s = max(0.0, min(limit_s, self.deadline - time.monotonic()))
+        try:
+            return self._worker.ask(do, **more)
+        except UserError as e:
+            said = self.told(e)
+            if not said.startswith(LOST):
+                raise CandidateError(said) from e
+            self.late |= time.monotonic() >= self.deadline
+            self.end()
+            raise LostError(said) from e
+
     def close(self) -> None:
         """End the candidate, and keep the process for the next one."""
         if self._worker and self._open:
             self._open = False
-            try:
-                self._worker.ask("done")
-            except UserError:
-                self.end()
+            with suppress(LostError, CandidateError):
+                self._asked("done", process.GRACE_S)

@@ -7,6 +7,7 @@ baseline on the shapes of a model, both clocks, the roofs, and private cases ane
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import time
@@ -38,11 +39,11 @@ from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
 from ..program.arena import gb
-from ..train.job import Settings, build_only
+from ..train.job import Settings, build_only, model_of
 from ..wording import nearest
 from . import private, rules, timing
 from .child import MOST_BYTES
-from .remote import ROOM, Clocks, Far, LostError, Remote
+from .remote import OWN_S, ROOM, CandidateError, Clocks, Far, LostError, Remote
 
 VERDICTS = ("refused by rule", "compile error", "wrong", "cheating", "slower", "inconclusive", "faster", "right")
 """The words of a verdict; ``right`` is the word of one that was not timed."""
@@ -67,17 +68,22 @@ SHARES = 4
 FAR_SLOWER = 4.0
 """The factor beyond which a comparison ends early."""
 AGAIN, CALLS, MOST_LOOPS = 8, 64, 40
+VERDICT_S = 900.0
+"""Seconds in which the closed process must have answered all that a verdict asks."""
 LINE = re.compile(r"\bline (\d+)")
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The model whose calls give an op's shapes."""
+    """The model whose calls give an op's shapes; `UserError` for sizes that it cannot have."""
 
     model: str = models.DEFAULT
     B: int = 4
     T: int = 64
+
+    def __post_init__(self) -> None:
+        model_of(self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -292,7 +298,7 @@ class Judge:
             return told
 
         with wrong_in_step():
-            built = self.remote.ask("build", far(mine), settings=job)
+            built = self.remote.ask("build", far(mine), limit_s=OWN_S, settings=job)
         if said := built.get("unbuilt"):
             raise UserError(f"--in-step: the closed process cannot build {job['model']}: {plain(said)}")
         with wrong_in_step():
@@ -344,14 +350,20 @@ class Judge:
             found.candidate = submission.variant
             with rooms(self.remote.shared.room):
                 found.controls = self.controls(known)
-                pair = self.opened(submission, against or baseline(known))
-                found.code = far(pair[0]).code
                 self.farthest, self.marginal = 0.0, ""
-                found.cases = self.checked(pair[0])
-                found.timed = then(submission, pair)
+                with self.remote.within(VERDICT_S):
+                    pair = self.opened(submission, against or baseline(known))
+                    found.code = far(pair[0]).code
+                    found.cases = self.checked(pair[0])
+                    found.timed = then(submission, pair)
                 found.verdict = found.timed.pop("verdict", "right")
                 found.reason = "; ".join(filter(None, (found.timed.pop("reason", ""), self.marginal)))
         except Stopped as e:
+            if self.remote.late:
+                raise UserError(
+                    f"judge {op}: no verdict within {VERDICT_S:g} s; take a smaller --model, -B or -T, a "
+                    "faster kernel, or a time when less runs here"
+                ) from None
             for name, x in e.more.items():
                 setattr(found, name, x)
         finally:
@@ -366,10 +378,9 @@ class Judge:
         try:
             pair = self.remote.open(submission.text, submission.op, against)
             pair[0].compile()
-        except (UserError, LostError) as e:
+        except (CandidateError, LostError) as e:
             said = plain(str(e))
-            at = LINE.search(said)
-            raise Stopped("compile error", said, line=int(at[1]) if at else None) from None
+            raise Stopped("compile error", said, line=line_of(said, submission)) from None
         return pair
 
     def controls(self, op: Op) -> dict[str, Any]:
@@ -382,17 +393,18 @@ class Judge:
         """
         if op.name not in self.controlled:
             self.say("controls")
-            with rooms(self.remote.shared.room):
-                idle, usual = self.remote.open(nothing(op), op, baseline(op))
+            with rooms(self.remote.shared.room), self.remote.within(OWN_S, OWN_S):
+                pair = self.remote.open(nothing(op), op, baseline(op))
                 (first, *_), rng = quick_cases(op), private.seed()
-                found = {k: check(k, first, threads=(1,), seed=rng).verdict for k in (idle, usual)}
+                idle, usual = (check(k, first, threads=(1,), seed=rng) for k in pair)
             self.remote.close()
-            if found[idle] != "FAIL" or found[usual] == "FAIL":
+            if idle.verdict != "FAIL" or usual.verdict == "FAIL":
+                why = f" ({plain(usual.reason)})" if usual.verdict == "FAIL" else ""
                 raise UserError(
-                    f"the judge is not fit to judge {op.name}: a kernel that does nothing is {found[idle]}, and "
-                    f"{usual.name} is {found[usual]}; expected FAIL and PASS"
+                    f"the judge is not fit to judge {op.name}: a kernel that does nothing is {idle.verdict}, and "
+                    f"{usual.kernel} is {usual.verdict}{why}; expected FAIL and PASS"
                 )
-            self.controlled[op.name] = {"nothing": "refused", usual.variant: "right"}
+            self.controlled[op.name] = {"nothing": "refused", pair[1].variant: "right"}
         return self.controlled[op.name]
 
     def checked(self, kernel: Kernel) -> int:
@@ -552,6 +564,18 @@ def read(text: str, op: Op) -> Submission:
             "refused by rule", f"the text registers {len(kernels)} kernels of {op.name}; expected one", rule="task"
         )
     return Submission(text, op, kernels[0])
+
+
+def line_of(said: str, submission: Submission) -> int:
+    """Return the line of a compile error: the one that it says, else that of the constant it names or of the kernel."""
+    if at := LINE.search(said):
+        return int(at[1])
+    named, kernel = said.partition("'")[2].partition("'")[0], f"ops.{submission.op.name},"
+    body = ast.parse(submission.text.encode()).body
+    found = [n.lineno for n in body if isinstance(n, ast.Assign) and named in map(ast.unparse, n.targets)]
+    for n in body:
+        found += [d.lineno for d in getattr(n, "decorator_list", ()) if kernel in ast.unparse(d)]
+    return found[0]
 
 
 @cache
