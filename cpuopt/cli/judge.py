@@ -73,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
     from ..report import judge as report
     from ..report.html import board as page
 
-    with console.saying() as say, Desk(args.runs, args.threads, say, args.kernels) as desk:
+    with console.saying() as say, Desk(args.runs, args.threads, say, args.kernels, [args.model]) as desk:
         for op in filter(None, (args.of, args.board)):
             op_named(op)
         if args.serve:
-            for line in sys.stdin:
-                print(json.dumps(answer(desk, line)), flush=True)
+            for line in sys.stdin.buffer:
+                print(json.dumps(answer(desk, line), allow_nan=False), flush=True)
             return 0
         if args.file and args.check:
             found = desk.check(text, args.of)

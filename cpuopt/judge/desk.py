@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,26 +20,40 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
 import numpy as np
 
-from .. import ops
+from .. import models, ops
 from ..check.cases import arguments
 from ..check.memory import absent_as_empty, call_args
 from ..errors import UserError
 from ..files import outputs
-from ..files.reading import to_json
+from ..files.reading import from_json, parse_json, to_json
+from ..isolate.process import Side
 from ..kernels import load_all
 from ..kernels.registry import BASE, KERNELS, variants
 from ..lab import ab, records, starter
 from ..machine import cores
 from ..measure import rates
 from ..ops.declaration import Op
-from ..wording import count, size_of
+from ..wording import count, nearest, size_of
 from . import naive, rules
 from .remote import LostError
-from .session import FASTER, REFUSED, Judge, ModelSizes, Say, Stopped, baseline, op_named, read
+from .session import (
+    FASTER,
+    REFUSED,
+    VERDICT_S,
+    Judge,
+    ModelSizes,
+    Say,
+    Stopped,
+    baseline,
+    op_named,
+    plain,
+    read,
+    require_room,
+)
 
 MODEL, ROWS, TOKENS = ModelSizes.model, ModelSizes.B, ModelSizes.T
 KIND = "judge"
@@ -46,6 +61,40 @@ KIND = "judge"
 TYPES = {str: "a text", int: "a whole number", bool: "true or false"}
 ROUNDS, LONGEST_S = 20, 0.2
 """The most calls of each of the package's kernels for a description, and the seconds after which there is no other."""
+
+
+class Task(TypedDict):
+    """Sizes at which submissions are compared."""
+
+    model: str
+    B: int
+    T: int
+    threads: int
+
+
+class Interval(TypedDict):
+    """A ratio of times."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Row(TypedDict):
+    """A submission on a board, as its record has it."""
+
+    candidate: str
+    text: str
+    code: str
+    verdict: str
+    score: float
+    ratio: Interval
+    against: str
+    task: Task
+    time: str
+    path: str
+    source: str
+    machine: str
 
 
 class Desk:
@@ -56,6 +105,7 @@ class Desk:
     root : the folder.
     threads : the number of threads of timed calls; by default all cores.
     files : kernel files, which are loaded here; the ops that they declare are tasks.
+    models : what a request may name as its model besides the presets.
     """
 
     def __init__(
@@ -64,9 +114,10 @@ class Desk:
         threads: int | None = None,
         say: Say = lambda text: None,
         files: Sequence[str] = (),
+        models: Sequence[str] = (),
     ) -> None:
         load_all(files)
-        self.root, self.threads, self.say, self.files = root, threads, say, files
+        self.root, self.threads, self.say, self.files, self.models = root, threads, say, files, models
         self.measured: dict[tuple[Op, ModelSizes], dict[str, Any]] = {}
 
     def __enter__(self) -> Desk:
@@ -86,9 +137,10 @@ class Desk:
 
         With `time` each has the us of its calls in a step of the model, and the roof's; that takes minutes, once.
         """
-        found, task = [], ModelSizes(model, B, T)
+        found, task, notes = [], ModelSizes(model, B, T), dict[str, None]()
         for i, op in enumerate(ops.ALL.values()):
-            board = self.board(op.name, model, B, T)["best"]
+            board, more = (self.board(op.name, model, B, T)[k] for k in ("best", "notes"))
+            notes.update(dict.fromkeys(more))
             about: dict[str, Any] = {
                 "op": op.name,
                 "label": op.label,
@@ -100,11 +152,12 @@ class Desk:
                 self.say(f"{op.name}: {i + 1} of {len(ops.ALL)}")
                 about |= self.measure(op, task)
             found.append(about)
-        return {"tasks": found}
+        return {"tasks": found, "notes": [*notes]}
 
     def measure(self, op: Op, task: ModelSizes) -> dict[str, Any]:
         """Time the package's kernels for the calls of a task, once in a session: the sums of us, and the roof's."""
         if (op, task) not in self.measured:
+            require_room(op, task)
             each = [(len(s.layers), self.times(op, s)) for s in task.shapes(op)]
             us = {v: sum(n * t["us"][v] for n, t in each) for v in each[0][1]["us"]}
             roof = sum(n * t["roof_us"] for n, t in each) if each[0][1]["roof_us"] is not None else None
@@ -117,6 +170,7 @@ class Desk:
         Times are in us, of one call.
         """
         known, task = op_named(op), ModelSizes(model, B, T)
+        require_room(known, task)
         try:
             text = naive.text_of(known)
         except UserError as e:
@@ -171,8 +225,9 @@ class Desk:
         """Compile a candidate; return the innermost loops of its machine code, and that as text."""
         judge = self.judge
         try:
-            pair = judge.opened(read(text, op_named(op)), baseline(op_named(op)))
-            asm, loops = judge.machine_code(pair[0])
+            with judge.remote.within(VERDICT_S):
+                pair = judge.opened(read(text, op_named(op)), baseline(op_named(op)))
+                asm, loops = judge.machine_code(pair[0])
             return {"loops": loops, "asm": asm}
         except (Stopped, LostError) as e:
             raise UserError(str(e)) from e
@@ -181,10 +236,18 @@ class Desk:
 
     def profile(self, model: str = MODEL, B: int = ROWS, T: int = TOKENS) -> dict[str, Any]:
         """Profile a training step: ms of each op in each layer."""
-        command = [sys.executable, "-m", "cpuopt", "profile", "--json", "--model", model, "-B", str(B), "-T", str(T)]
-        made = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        task = ModelSizes(model, B, T)
+        words = [f"--{k}={x}" for k, x in (("model", model), ("threads", self.threads), ("runs", self.root)) if x]
+        side = Side.module("profile", "cpuopt", "profile", "--json", *words, f"-B{task.B}", f"-T{task.T}")
+        environment = {**os.environ, **side.environment}
+        more: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        try:
+            made = subprocess.run(side.command, env=environment, timeout=VERDICT_S, **more)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"profile: no profile of {model} within {VERDICT_S:g} s; take a smaller B or T") from None
         if made.returncode:
-            raise UserError(made.stderr.strip().splitlines()[-1].removeprefix("cpuopt: ") if made.stderr else "profile")
+            said = made.stderr.strip().splitlines() or [f"profile: ended with status {made.returncode}"]
+            raise UserError(said[-1].removeprefix("cpuopt: "))
         return dict(json.loads(made.stdout))
 
     # The board --------------------------------------------------------------------------------------------------------
@@ -215,7 +278,10 @@ class Desk:
                 if copy >= found["timed"]["score"]:
                     found["timed"]["score"] = min(found["timed"]["score"], first["score"])
         content = {"op": op, "source": text, "task": self.kept(task), "ruling": found}
-        path = records.keep(self.root, KIND, op, content)
+        try:
+            path = records.keep(self.root, KIND, op, content)
+        except (UserError, OSError) as e:
+            return {**found, "place": None, "path": None, "notes": [f"the submission is not kept: {e}"]}
         places = [r["code"] or r["text"] for r in self.board(op, model, B, T)["best"] if r["verdict"] == FASTER]
         mine = found["code"] or found["text"]
         return {**found, "place": places.index(mine) + 1 if mine in places else None, "path": str(path)}
@@ -227,34 +293,40 @@ class Desk:
     def board(self, op: str, model: str = MODEL, B: int = ROWS, T: int = TOKENS) -> dict[str, Any]:
         """List the right submissions of a task on this machine, the best score first, and the number of all tries.
 
-        ``others`` has the tasks at other sizes or numbers of threads for which submissions of the op are kept.
+        ``others`` has the tasks at other sizes or numbers of threads for which submissions of the op are kept, and
+        ``notes`` the records that were left out because they cannot be read.
         """
         op_named(op)
         task = self.kept(ModelSizes(model, B, T))
-        best: dict[str, dict[str, Any]] = {}
-        others: list[dict[str, Any]] = []
+        best: dict[str, Row] = {}
+        others: list[Task] = []
+        notes: list[str] = []
         tries = 0
         for e in records.entries(self.root):
+            if e.trouble and f"-{KIND}-" in e.name:
+                notes.append(f"runs {e.name!r} {e.what}")
             c = e.content
             if e.kind != KIND or c.get("op") != op or c.get("machine_id") != rates.machine_id():
                 continue
-            with records.readable(e):
-                own = {**c["task"], "threads": c["task"].get("threads", c["machine"]["cores"])}  # the usual number
-                if own != task:
-                    others += [own] * (own not in others)
-                    continue
-                r, tries = c["ruling"], tries + 1
-                row = {k: r[k] for k in ("candidate", "text", "code", "verdict")}
-                row |= {k: r["timed"][k] for k in ("score", "ratio", "against")}
-                row |= {"task": own, "time": e.time, "path": str(e.path), "source": c["source"]}
-                row["machine"] = c["machine"]["cpu"]
-                key = str(r["code"] or r["text"])
-                best[key] = min(best.get(key, row), row, key=lambda x: float(x["score"]))
+            try:
+                with records.readable(e):
+                    own = from_json(Task, {"threads": c["machine"]["cores"], **c["task"]})  # the usual number
+                    row = row_of(e, own) if own == task else None
+            except UserError as wrong:
+                notes.append(str(wrong))
+                continue
+            if row is None:
+                others += [own] * (own not in others)
+                continue
+            tries += 1
+            key = row["code"] or row["text"]
+            best[key] = min(best.get(key, row), row, key=lambda x: x["score"])
         return {
             "op": op,
             "task": task,
             "tries": tries,
             "others": others,
+            "notes": notes,
             "best": sorted(best.values(), key=lambda x: (x["verdict"] != FASTER, -x["score"])),
         }
 
@@ -291,6 +363,16 @@ class Desk:
         return {"path": str(path), "use": f"--kernels {path} --swap {op}={name}"}
 
 
+def row_of(e: records.Entry, task: Task) -> Row:
+    """Read a submission's record; raise an error of `records.UNREADABLE` for one that does not have its fields."""
+    c, r = e.content, e.content["ruling"]
+    row = {k: r[k] for k in ("candidate", "text", "code", "verdict")}
+    row |= {k: r["timed"][k] for k in ("score", "ratio", "against")}
+    row |= {"task": task, "time": e.time, "path": str(e.path), "source": c["source"], "machine": c["machine"]["cpu"]}
+    found: Row = from_json(Row, row)
+    return found
+
+
 def task_text(task: Mapping[str, Any]) -> str:
     """Format a task of a record, as in ``gpt2-124M 4x64, 2 threads``."""
     return f"{task['model']} {size_of(task)}, {count(task['threads'], 'thread')}"
@@ -317,22 +399,53 @@ def functions(desk: Desk) -> Mapping[str, Callable[..., dict[str, Any]]]:
     return {name: getattr(desk, name) for name in names}
 
 
-def answer(desk: Desk, line: str) -> dict[str, Any]:
-    """Answer a request, ``{"do": NAME, ...}`` on one line; a mistake becomes ``{"error": ...}``."""
+def request(desk: Desk, name: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a function of a desk for somebody who may name presets, and no file.
+
+    Raises
+    ------
+    UserError
+        For a mistake in the request.
+    """
+    if name not in functions(desk):
+        raise UserError(f"there is no function {name!r:.80}; {nearest(str(name), functions(desk))}")
+    function = functions(desk)[name]
     try:
-        request = json.loads(line)
-        if not isinstance(request, dict) or str(request.get("do")) not in functions(desk):
+        inspect.signature(function).bind(**asked)
+    except TypeError as e:
+        raise UserError(f"{name}: {e}") from e
+    for key, want in get_type_hints(function).items():
+        if key in asked and type(asked[key]) is not want:
+            raise UserError(f"{name}: {key} is {asked[key]!r:.80}; expected {TYPES[want]}")
+    models.load_all()
+    if (model := asked.get("model", MODEL)) not in (known := [*models.PRESETS, *desk.models]):
+        raise UserError(
+            f"{name}: model {model!r:.80} is no preset; {nearest(model, known)}. A file or sizes must be named by "
+            "--model where the judge is started"
+        )
+    return dict(to_json(function(**asked)))
+
+
+def answer(desk: Desk, line: str | bytes) -> dict[str, Any]:
+    """Answer a request, ``{"do": NAME, ...}`` on one line; any error becomes ``{"error": ...}``."""
+    found: dict[str, Any] = {}
+    try:
+        asked = parse_json(line)
+        require_text(asked.get("id"))
+        found = {"id": asked.pop("id")} if "id" in asked else {}
+        require_text(asked)
+        if not isinstance(do := asked.pop("do", None), str) or do not in functions(desk):
             raise UserError(f"expected an object with do, one of {', '.join(functions(desk))}")
-        asked = {k: x for k, x in request.items() if k not in ("do", "id")}
-        function = functions(desk)[request["do"]]
-        try:
-            inspect.signature(function).bind(**asked)
-        except TypeError as e:
-            raise UserError(f"{request['do']}: {e}") from e
-        for name, want in get_type_hints(function).items():
-            if name in asked and type(asked[name]) is not want:
-                raise UserError(f"{request['do']}: {name} is {asked[name]!r:.80}; expected {TYPES[want]}")
-        found = {"answer": to_json(function(**asked))}
-        return {**found, "id": request["id"]} if "id" in request else found
-    except (UserError, ValueError, RecursionError) as e:
-        return {"error": str(e)}
+        return {"answer": request(desk, do, asked), **found}
+    except Exception as e:
+        return {"error": said(e), **found}
+
+
+def require_text(x: Any) -> None:
+    """Require that others can read a value as JSON; raise `ValueError` for an infinite number or half a character."""
+    json.dumps(x, ensure_ascii=False, allow_nan=False).encode()
+
+
+def said(e: Exception) -> str:
+    """Return an error of a request on one line; one that is not the asker's has its type."""
+    return plain(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}")

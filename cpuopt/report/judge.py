@@ -15,12 +15,14 @@ from . import style
 
 
 def tables(c: Mapping[str, Any]) -> list[RenderableType]:
-    """Show an answer of the judge."""
+    """Show an answer of the judge, with its notes."""
     if "tasks" in c:
-        return tasks(c)
-    if "best" in c:
-        return board(c)
-    return ruling(c) if "verdict" in c else [Text(f"written to {c['path']}; use it with {c['use']}")]
+        shown = tasks(c)
+    elif "best" in c:
+        shown = board(c)
+    else:
+        shown = ruling(c) if "verdict" in c else [Text(f"written to {c['path']}; use it with {c['use']}")]
+    return [*shown, *style.warnings(c.get("notes", ()))]
 
 
 def ruling(r: Mapping[str, Any]) -> list[RenderableType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,8 +28,11 @@ from cpuopt.judge.desk import Desk, answer, renamed
 from cpuopt.judge.session import REFUSED, Judge, ModelSizes, Ruling
 from cpuopt.kernels import forget
 from cpuopt.kernels.registry import KERNELS
+from cpuopt.lab import records
 from cpuopt.machine import describe
 from cpuopt.measure.comparison import compare
+from cpuopt.report import console
+from cpuopt.report import judge as report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
 GELU = naive.text_of(ops.gelu_forward)
@@ -407,6 +411,48 @@ def test_a_kernel_gets_another_name() -> None:
     assert renamed(GELU, "relu_forward", "fast") == GELU
 
 
+DAMAGE: list[tuple[str, Any]] = [
+    ("task", None),
+    ("task", {"model": "gpt2-124M", "B": "4", "T": 64}),
+    ("machine", []),
+    ("source", None),
+    ("ruling", None),
+    ("ruling", {"candidate": 5, "text": "", "code": "", "verdict": "faster", "timed": {"score": 9.9}}),
+]
+
+
+@pytest.mark.parametrize(("field", "x"), DAMAGE)
+def test_an_unreadable_record_is_left_out_with_a_note(field: str, x: Any, tmp_path: Path, capsys: Any) -> None:
+    desk = board_of(tmp_path, 1.3, 1.3, 1.1, 1.1)
+    first = Path(desk.submit("a", "gelu_forward")["path"]) / "record.json"
+    first.write_text(json.dumps({**json.loads(first.read_text()), field: x}))
+    assert desk.submit("b", "gelu_forward")["place"] == 1
+    found = desk.board("gelu_forward")
+    assert [row["score"] for row in found["best"]] == [1.1]
+    (note,) = found["notes"]
+    assert note.startswith(f"runs {first.parent.name!r}")
+    assert note in desk.tasks()["notes"]
+    for made in found, {"op": "gelu_forward", **found, "best": []}, desk.tasks():
+        console.show(report.tables(made))
+        assert first.parent.name in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("error", [UserError("cannot be written"), OSError(28, "No space left on device")])
+def test_a_verdict_that_cannot_be_kept_is_told(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def keep(*args: Any) -> Path:
+        raise error
+
+    monkeypatch.setattr(records, "keep", keep)
+    desk = board_of(tmp_path, 1.3, 1.3)
+    found = desk.submit("a", "gelu_forward")
+    assert (found["verdict"], found["timed"]["score"], found["place"], found["path"]) == ("faster", 1.3, None, None)
+    assert found["notes"] == [f"the submission is not kept: {error}"]
+    console.show(report.tables({**found, "isolation": {}, "timed": {}}))
+    assert "the submission is not kept" in "".join(capsys.readouterr())
+
+
 def test_a_forged_record_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     desk = board_of(tmp_path, 2.0, 2.0)
@@ -433,26 +479,105 @@ def test_what_cannot_be_adopted_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 # The ways to ask ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("not json", "Expecting value"),
-        ("[1]", "expected an object with do, one of tasks, describe, check"),
-        ('{"do": "close"}', "expected an object with do"),
-        ('{"do": "check", "op": "gelu_forward"}', "check: missing a required argument: 'text'"),
-        ('{"do": "check", "text": "", "op": "gelu"}', "judge 'gelu': no such op"),
-        ('{"do": "check", "text": 5, "op": "gelu_forward"}', "check: text is 5; expected a text"),
-        ('{"do": "tasks", "time": 1}', "tasks: time is 1; expected true or false"),
-        ('{"do": "describe", "op": "gelu_forward", "B": true}', "describe: B is True; expected a whole number"),
-        ('{"do": "board", "op": ["gelu_forward"]}', "board: op is ['gelu_forward']; expected a text"),
-        ('{"do": "adopt", "op": "gelu_forward", "name": "x", "folder": "/"}', "adopt: got an unexpected keyword"),
-        ('{"do": ["check"]}', "expected an object with do, one of tasks"),
-        ('{"do": "board", "op": "gelu_forward", "x": 1}', "board: got an unexpected keyword argument 'x'"),
-    ],
-)
-def test_a_wrong_request_is_answered(line: str, said: str, tmp_path: Path) -> None:
+def asked(do: str, **more: Any) -> str:
+    return json.dumps({"do": do, "op": "gelu_forward", **more})
+
+
+MARK = "imported.txt"
+NET = f"import pathlib\npathlib.Path({MARK!r}).touch()\n"
+WRONG_REQUESTS: list[tuple[str | bytes, str]] = [
+    ("not json", "Expecting value"),
+    ("[1]", "it is a list"),
+    (b'{"do": "\xff"}', "can't decode byte 0xff"),
+    ("[" * 40 + "]" * 40, "it is a list"),
+    ('{"do": "tasks", "do": "tasks"}', "'do' comes twice"),
+    ('{"do": "tasks", "id": NaN}', "NaN is no number"),
+    ('{"do": "tasks", "id": 1e999}', "Out of range float values are not JSON compliant"),
+    ('{"do": "tasks", "id": "\\ud800"}', "surrogates not allowed"),
+    (asked("check", text="\ud800"), "surrogates not allowed"),
+    ('{"do": "close"}', "expected an object with do, one of tasks, describe, check"),
+    ('{"do": ["check"]}', "expected an object with do, one of tasks"),
+    (asked("check"), "check: missing a required argument: 'text'"),
+    (asked("check", text="", op="gelu"), "judge 'gelu': no such op"),
+    (asked("check", text=5), "check: text is 5; expected a text"),
+    ('{"do": "tasks", "time": 1}', "tasks: time is 1; expected true or false"),
+    (asked("describe", B=True), "describe: B is True; expected a whole number"),
+    (asked("board", op=["gelu_forward"]), "board: op is ['gelu_forward']; expected a text"),
+    (asked("board", x=1), "board: got an unexpected keyword argument 'x'"),
+    (asked("adopt", name="x", folder="/"), "adopt: got an unexpected keyword"),
+    (asked("adopt", name="../x"), "is empty; submit a kernel first"),
+    (asked("describe", op="relu_forward", B=0), "-B 0: expected 1 or more"),
+    (asked("board", B=10**30), "-B 1000000000000000000000000000000: expected 1 or more, up to 1,000,000,000"),
+    (asked("time", text=GELU, T=0), "-T 0: expected 1 or more"),
+    (asked("profile", op="relu_forward", T=5000), "profile: got an unexpected keyword argument 'op'"),
+    ('{"do": "profile", "T": 5000}', "-T 5000: gpt2-124M has a context of 1024 tokens"),
+    (asked("describe", B=10**8), "and the judge takes 4.29 GB at the most; take a smaller"),
+    ('{"do": "tasks", "time": true, "B": 100000000}', "and the judge takes 4.29 GB at the most; take a smaller"),
+    *(
+        (asked(do, text=GELU, model=net), f"model '{net[:9]}")
+        for do in ("time", "submit")
+        for net in ("net.py:Net", "{}")
+    ),
+    *(
+        (asked(do, model=net), f"{do}: model '{net[:9]}")
+        for do in ("describe", "board")
+        for net in ("./net.py:Net", ".")
+    ),
+    ('{"do": "profile", "model": "net.py:Net"}', "profile: model 'net.py:Net' is no preset"),
+    ('{"do": "profile", "model": "--config=net.py"}', "profile: model '--config=net.py' is no preset"),
+]
+"""Requests, and words of the errors with which they are answered."""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
+    """What one server answers to each of them, and then to a good one."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "net.py").write_text(NET)
+    lines = []
+    for i, (line, _) in enumerate(WRONG_REQUESTS):
+        good = asked("check", text="import os\n", id=i)
+        lines += [line if isinstance(line, bytes) else line.encode(), good.encode()]
+    made = subprocess.run(
+        [sys.executable, "-m", "cpuopt", "judge", "--serve", "--threads", "2"],
+        input=b"\n".join(lines),
+        capture_output=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])},
+    )
+    assert made.returncode == 0, made.stderr.decode()
+    assert [p.name for p in folder.iterdir()] == ["net.py"]
+    found = [json.loads(line, parse_constant=pytest.fail) for line in made.stdout.splitlines()]
+    return [*zip(found[::2], found[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("i", range(len(WRONG_REQUESTS)), ids=[said for _, said in WRONG_REQUESTS])
+def test_a_wrong_request_is_one_error(i: int, answers: list[tuple[Any, Any]]) -> None:
+    wrong, good = answers[i]
+    assert WRONG_REQUESTS[i][1] in wrong["error"]
+    assert "\n" not in wrong["error"]
+    assert (good["id"], good["answer"]["verdict"]) == (i, "refused by rule")
+
+
+@pytest.mark.parametrize("e", [ZeroDivisionError("a\nb"), MemoryError(), RecursionError("deep")])
+def test_any_exception_is_one_error_with_the_id(e: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def board(self: Desk, op: str) -> dict[str, Any]:
+        raise e
+
+    monkeypatch.setattr(Desk, "board", board)
     with Desk(tmp_path) as desk:
-        assert said in answer(desk, line)["error"]
+        found = answer(desk, asked("board", id="x"))
+    assert found == {"error": f"{type(e).__name__}: {' '.join(str(e).split())}".strip(), "id": "x"}
+
+
+def test_a_request_may_name_the_model_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    with Desk(tmp_path / "runs", models=["net.py:Net"]) as desk:
+        assert "is no preset" in answer(desk, asked("board", model="./net.py:Net"))["error"]
+        assert not Path(MARK).exists()
+        assert "net.py" in answer(desk, asked("board", model="net.py:Net"))["error"]  # it has no Net
+        assert Path(MARK).exists()
 
 
 OWN = """from numba import prange
@@ -661,6 +786,15 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
                 found = await client.call_tool(name, more)
                 return json.loads(found.content[0].text)  # type: ignore[union-attr]
 
+            for more, said in (
+                ({"op": "gelu"}, "judge 'gelu': no such op; the nearest"),
+                ({"B": 0}, "-B 0: expected 1 or more"),
+                ({"B": "4"}, "time: B is '4'; expected a whole number"),
+                ({"model": "net.py:Net"}, "time: model 'net.py:Net' is no preset"),
+            ):
+                wrong = await client.call_tool("time", {"text": GELU, "op": "relu_forward", **more})
+                assert wrong.is_error
+                assert wrong.content[0].text.startswith(said)  # type: ignore[union-attr]
             sizes = {"model": "gpt2-tiny", "B": 1, "T": 8}
             found = [names, await ask("tasks")]
             for text in (WRONG, CHEAT, GELU):
@@ -682,3 +816,34 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
         text=True,
     )
     assert [(k["variant"], k["verdict"]) for k in json.loads(made.stdout)["kernels"]] == [("fast", "PASS")]
+
+
+def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "check", "arguments": {"op": "gelu_forward"}}}
+    begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
+    lines = [
+        (json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": begin}), 1, "serverInfo"),
+        (json.dumps({**call, "id": 2}).replace("gelu_forward", "\\ud800"), 2, "Invalid JSON"),
+        (json.dumps({**call, "id": "x\ud800"}), None, "Invalid JSON"),
+        ("not json", None, "Invalid JSON"),
+        (json.dumps({**call, "id": 3}), 3, "check: missing a required argument: 'text'"),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "cpuopt", "mcp"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])},
+    ) as server:
+        assert server.stdin
+        assert server.stdout
+        for line, id_, said in lines:
+            server.stdin.write(line + "\n")
+            server.stdin.flush()
+            found = server.stdout.readline()
+            assert json.loads(found)["id"] == id_
+            assert said in found
+        server.stdin.close()
+        assert server.wait(60) == 0
