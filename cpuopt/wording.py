@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 STEERING = re.compile(
@@ -86,3 +87,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"did you mean '{inside[0]}'?"
     close = sorted(inside, key=lambda name: not name.startswith(word))[:3] or get_close_matches(word, known, 3, ALIKE)
     return f"the nearest of {len(known)}: {', '.join(close)}" if close else f"none of {len(known)} names is like it"
+
+
+HUB = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
+
+
+def hub_hint(name: str) -> str:
+    """Return what to do if a name that is no path here is one of the Hugging Face Hub; empty for what cannot be."""
+    if not HUB.fullmatch(name) or Path(name).parent.exists():
+        return ""
+    return f"; if it is on the Hugging Face Hub, first run: hf download {name} --local-dir {name.rpartition('/')[2]}"

@@ -127,6 +127,7 @@ def test_what_people_have_is_read(kind, given, want):
         ),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which transformers and"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         (
             "gemma3_text",

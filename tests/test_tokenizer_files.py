@@ -29,6 +29,7 @@ from cpuopt.train import checkpoint
 from cpuopt.train.job import Settings, prepare
 from cpuopt.train.trainer import train
 from cpuopt.weights import Marks, open_weights, save_weights
+from cpuopt.weights.vocabulary import metadata_of
 
 TEXT = Path(json.__file__).read_text() + "naïve café, größer, 你好 \U0001f600\n"
 
@@ -188,6 +189,34 @@ def test_marks_that_are_none_are_refused_with_their_file(tmp_path, name, content
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=words):
         get_tokenizer(str(tmp_path / "tokenizer.json"))
+
+
+METASPACE = {"type": "Metaspace", "replacement": "·", "prepend_scheme": "always", "split": True}
+MARK = {"type": "Replace", "pattern": {"String": "·"}, "content": " "}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [METASPACE, {"type": "Sequence", "decoders": [MARK, {"type": "ByteFallback"}, {"type": "Fuse"}]}],
+    ids=["metaspace", "replace"],
+)
+def test_a_mark_of_spaces_is_the_one_of_the_decoder(tmp_path, decoder):
+    made = Tokenizer(models.BPE({c: i for i, c in enumerate("·▁abcd")}, []))
+    content = json.loads(made.to_str()) | {"pre_tokenizer": METASPACE, "decoder": decoder}
+    (path := tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    t = get_tokenizer(str(path))
+    assert t.decode(t.encode("ab cd▁")) == " ab cd▁"
+    content["model"]["byte_fallback"] = True
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="GGUF cannot say what its normalizer does"):
+        metadata_of(str(path), 6, Marks())
+    for wrong in ({"String": ""}, {"Regex": "·"}):
+        path.write_text(json.dumps(content | {"decoder": MARK | {"pattern": wrong}}))
+        with pytest.raises(UserError, match="its decoder replaces"):
+            get_tokenizer(str(path))
+    path.write_text(json.dumps(content | {"decoder": MARK | {"content": " " * 9}}))
+    with pytest.raises(UserError, match="its decoder replaces"):
+        get_tokenizer(str(path))
 
 
 def test_a_long_text_is_cut_between_lines(file, monkeypatch):

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     weights, adapter = source_of(args)
     if adapter:
         with ended_by_sigterm():
-            save_adapter(args.target, weights.config, adapter)
+            save_adapter(args.target, weights.config, adapter, weights.tokenizer)
         print(f"{args.target}: an adapter of rank {adapter.lora.r} for {count(len(adapter.layers), 'layer')}")
         return 0
     c, tokenizer = weights.config, args.tokenizer or weights.tokenizer

@@ -242,9 +242,28 @@ def _bytes_of(decoder: Any) -> Callable[[str], bytes]:
     kinds = {part.get("type") if isinstance(part, dict) else None for part in parts}
     if "ByteLevel" in kinds:
         return lambda text: bytes(byte for c in text for byte in BYTES.get(c) or c.encode())
-    if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        return lambda text: bytes([int(m[1], 16)]) if (m := BYTE.fullmatch(text)) else text.replace("▁", " ").encode()
-    raise ValueError(f"its decoder is {repr(decoder)[:80]}; expected ByteLevel, or SentencePiece's")
+    if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        raise ValueError(f"its decoder is {repr(decoder)[:80]}; expected ByteLevel, or SentencePiece's")
+    replaced = [_replaced(part) for part in parts if part["type"] in ("Replace", "Metaspace")]
+
+    def spaced(text: str) -> bytes:
+        if "ByteFallback" in kinds and (m := BYTE.fullmatch(text)):
+            return bytes([int(m[1], 16)])
+        for mark, space in replaced:
+            text = text.replace(mark, space)
+        return text.encode()
+
+    return spaced
+
+
+def _replaced(part: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a step of a decoder replaces in a token's text, and by what: a mark by a space, as a rule."""
+    pattern, mark, space = part.get("pattern"), part.get("replacement", ggml.SPACE), part.get("content", " ")
+    if part["type"] == "Replace":
+        mark = pattern.get("String") if isinstance(pattern, dict) else None
+    if not isinstance(mark, str) or not isinstance(space, str) or not mark or len(space) > untrusted.LONGEST:
+        raise ValueError(f"its decoder replaces {repr(part)[:80]}; expected a text by one of 8 characters at most")
+    return mark, space
 
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")

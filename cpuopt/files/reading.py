@@ -26,6 +26,9 @@ LARGEST_JSON = 64 << 20
 has 3 MB."""
 MOST = {int: 2.0**63, float: 1e300}
 """The largest number, so that arithmetic on numbers does not overflow."""
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the text begins that Git leaves in place of a large file."""
+IS_POINTER = "it is a pointer of Git LFS in place of the file; run 'git lfs pull' where it was cloned"
 DIGITS = 640
 """The most digits of a whole number, which Python reads however it is set up."""
 WORDS = {
@@ -94,13 +97,14 @@ def open_file(path: Path) -> BinaryIO:
     Raises
     ------
     OSError
-        As the system says it, and for what is no regular file.
+        As the system says it, and for what is no regular file, or a pointer to one.
     """
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    if regular and os.pread(file.fileno(), len(POINTER), 0) != POINTER:
         return file
     file.close()
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    raise OSError(errno.EINVAL, IS_POINTER if regular else "it is no regular file", str(path))
 
 
 def read_file(path: Path, *, most: int = LARGEST) -> bytes:
@@ -115,7 +119,7 @@ def read_file(path: Path, *, most: int = LARGEST) -> bytes:
     OSError
         As the system says it.
     ValueError
-        If it is no regular file, or a larger one; it may also grow while it is read.
+        If it is no regular file, a larger one, or a pointer to one; it may also grow while it is read.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
@@ -123,6 +127,8 @@ def read_file(path: Path, *, most: int = LARGEST) -> bytes:
             content = file.read(status.st_size + 1)
             if len(content) > status.st_size:  # it grows
                 content += file.read(most)
+            if content.startswith(POINTER):
+                raise ValueError(IS_POINTER)
             if len(content) <= most:
                 return content
     size = f"{most >> 20} MB" if most >> 20 else f"{most} bytes"

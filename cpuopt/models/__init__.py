@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import parse_json, read_json
+from ..wording import hub_hint
 from .config import FIRST as FIRST
 from .config import MOST_LAYERS as MOST_LAYERS
 from .config import Config as Config
@@ -103,7 +104,8 @@ def parse(text: str) -> Config:
         known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
         if text.endswith(".py"):
             known = f"name the class or the function in it, as in {text}:Net;"
-        raise UserError(f"--model {repr(text)[:80]}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
+        known += f" or sizes as in '{{\"n_layer\": 4}}'{hub_hint(text)}"
+        raise UserError(f"--model {repr(text)[:80]}: no such preset; {known}")
     try:
         return from_json(parse_json(text))
     except ValueError as e:

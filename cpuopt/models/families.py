@@ -17,6 +17,8 @@ from .llama import EXPECTED, KINDS, SIZES, Config, usual
 from .positions import ORIGINAL
 
 AROUND = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+SCORE_CAP = "attn_logit_softcapping"
+IGNORED_CAP = "which transformers and llama.cpp ignore in a Gemma 3; expected null, which computes what they do"
 DROPOUT = {"resid_pdrop": (0.0,), "embd_pdrop": (0.0,)}
 
 
@@ -142,6 +144,8 @@ class Gemma3(Gemma2):
     @classmethod
     def from_transformers(cls, given: Mapping[str, Any]) -> Config:
         """Read the sizes; positions may lie under the kinds of layers, and these follow from a number in old files."""
+        if given.get(SCORE_CAP) is not None:
+            raise UserError(f"{SCORE_CAP} is {repr(given[SCORE_CAP])[:60]}, {IGNORED_CAP}")
         rope, every = given.get("rope_parameters"), given.get("sliding_window_pattern")
         if isinstance(rope, dict) and rope.keys() & set(KINDS):
             full, local = (rope.get(kind) or {} for kind in KINDS)
@@ -158,6 +162,8 @@ class Gemma3(Gemma2):
 
     def to_transformers(self) -> dict[str, Any]:
         """Return the content of ``config.json``."""
+        if self.attn_logit_softcapping is not None:
+            raise UserError(f"{SCORE_CAP} is {self.attn_logit_softcapping}, {IGNORED_CAP}")
         found = super().to_transformers()
         kinds = (found["rope_parameters"], {"rope_type": "default", "rope_theta": self.rope_local_base_freq})
         return found | {"rope_parameters": dict(zip(KINDS, kinds, strict=True))}

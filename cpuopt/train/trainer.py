@@ -355,7 +355,7 @@ class Trainer:
             try:
                 tokenizer, marks = self._tokenizer_in(run), self.job.marks
                 if adapter := self.job.adapter:
-                    save_adapter(path, self.job.config, adapter)
+                    save_adapter(path, self.job.config, adapter, tokenizer)
                 else:
                     save_weights(path, self.job.config, self.job.weight, tokenizer=tokenizer, marks=marks)
             except UserError as e:

@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..files import temporary
 from ..files.reading import read_file
 from ..models import Config
+from ..wording import hub_hint
 from .formats import format_of, require_dtype, target_format
 from .peft import Adapter, is_adapter, merge, named, open_adapter, require_own, save_adapter
 from .tensors import LIMITS, NO_MARKS, Array, DType, Marks, Read, Weights, all_below
@@ -47,6 +48,7 @@ def open_weights(path: Path) -> Weights:
     if not path.exists():
         raise UserError(
             f"there is no {str(path)!r}; expected a model file of llm.c, llama2.c or GGUF, or a Hugging Face directory"
+            + hub_hint(str(path))
         )
     if is_adapter(path):
         raise UserError(

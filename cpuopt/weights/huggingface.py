@@ -25,10 +25,12 @@ from ..models import CONFIG, Config, read_config, read_object
 from ..models.llama import Config as Llama
 from ..ops.declaration import Shape
 from ..ops.storage import WIDE
-from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts
+from .tensors import FLOATS, IS_PICKLE, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
+TIE = "tie_word_embeddings"
 TOKENIZER = "cpuopt_tokenizer"
 """The key of the tokenizer in ``config.json``, which other programs ignore."""
 
@@ -54,7 +56,7 @@ class Names:
 
 
 LLAMA = Names(
-    skipped=re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+    skipped=re.compile(r"(.+\.)?rotary_emb\w*\.\w*inv_freq"),
     tied={"lm_head.weight": "model.embed_tokens.weight"},
     inner="model.",
 )
@@ -130,9 +132,8 @@ def open_model(path: Path) -> Weights:
     if path.is_dir():
         found = [folder / name for name in (WEIGHTS, INDEX) if (folder / name).is_file()]
         if not found:
-            pickled = (folder / "pytorch_model.bin").is_file()
-            more = "; pytorch_model.bin is a pickle, which can run code: save with safe_serialization=True"
-            raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{more if pickled else ''}")
+            pickled = next((name for name in PICKLED if (folder / name).is_file()), "")
+            raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{pickled and f'; {pickled} {IS_PICKLE}'}")
         path = found[0]
     config, tokenizer, marks = _config(folder / CONFIG)
     names = names_of(config)
@@ -149,6 +150,11 @@ def open_model(path: Path) -> Weights:
                 places[name] = file, there
     tied = {weight: places.pop(name) for name, weight in names.tied.items() if name in places.keys() - tensors.keys()}
     missing, surplus = tensors.keys() - places.keys(), places.keys() - tensors.keys()
+    if (head := f"{config.head}.weight") in missing and len(missing) == 1 and head in names.tied:
+        raise UserError(
+            f"{str(path)!r} lacks {head!r}, and {CONFIG} does not tie it to the embedding; if the model has one weight "
+            f'for both, write "{TIE}": true into {CONFIG}'
+        )
     if missing or surplus:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
         parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []

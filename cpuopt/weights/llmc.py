@@ -23,7 +23,7 @@ from ..files import Content
 from ..files.reading import open_file
 from ..models.gpt2 import Config
 from ..ops.declaration import Shape
-from .tensors import STORED, Array, DType, Read, Weights, content_of, read_floats
+from .tensors import IS_PICKLE, STORED, Array, DType, Read, Weights, content_of, read_floats
 
 MODEL_MAGIC, STATE_MAGIC, STATE_VERSION = 20240326, 20240327, 2
 VERSIONS: dict[int, DType] = {3: "f32", 5: "bf16"}
@@ -93,10 +93,7 @@ def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
     if head[:2] == b"PK" or head[:1] == b"\x80":
-        raise UserError(
-            f"{str(path)!r} is a pickle, which can run code when it is read, so it is not; "
-            "save the model with save_pretrained(..., safe_serialization=True)"
-        )
+        raise UserError(f"{str(path)!r} {IS_PICKLE}")
     if len(head) < HEADER_BYTES:
         raise UserError(f"{str(path)!r} has {size} bytes; expected {what}, whose header alone has {HEADER_BYTES}")
     words = [int(n) for n in np.frombuffer(head, "<i4")]

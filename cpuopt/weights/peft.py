@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from ..data.tokenizers import tokenizer_beside, tokenizer_files
 from ..errors import UserError
 from ..files import whole_directory, write_synced
 from ..models import Config, read_object
 from ..nn.lora import ALL, A, B, Lora, adapter_of
 from ..ops.declaration import Shape
-from .huggingface import names_of
-from .tensors import FLOATS, Array, Read, TensorFile, Weights, all_below, file_parts
+from ..wording import hub_hint
+from .huggingface import INDEX, WEIGHTS, names_of, write_beside
+from .tensors import FLOATS, IS_PICKLE, Array, Read, TensorFile, Weights, all_below, file_parts
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, TENSORS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+EMBEDDINGS = {"embed_tokens", "wte", "wpe"}
 TENSOR = re.compile(rf"base_model\.model\.(?P<layer>.+)\.(?P<matrix>{A}|{B})\.weight")
 KNOWN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -110,8 +113,8 @@ def _shapes(layer: str, weight: Shape, r: int) -> dict[str, Shape]:
 
 
 def is_adapter(path: Path) -> bool:
-    """Return whether a path is a directory with an adapter and no model."""
-    return (path / CONFIG).is_file() and not (path / "config.json").exists()
+    """Return whether a path is a directory with an adapter and no model; its base's ``config.json`` may lie there."""
+    return (path / CONFIG).is_file() and not any((path / name).exists() for name in (WEIGHTS, INDEX))
 
 
 def named(path: Path) -> str:
@@ -130,7 +133,10 @@ def named_base(path: Path) -> Path:
     """
     base = read_object(path / CONFIG).get("base_model_name_or_path")
     if not isinstance(base, str) or not base or not Path(base).exists():
-        raise UserError(f"{str(path)!r} names the base model {repr(base)[:80]}, which is not here; give it with --base")
+        hint = hub_hint(base) if isinstance(base, str) else ""
+        raise UserError(
+            f"{str(path)!r} names the base model {repr(base)[:80]}, which is not here; give it with --base{hint}"
+        )
     return Path(base)
 
 
@@ -145,6 +151,10 @@ def open_adapter(path: Path, config: Config) -> Adapter:
     if not (path / CONFIG).is_file():
         raise UserError(f"{str(path)!r} has no {CONFIG}; expected a directory that peft or --save wrote")
     given = read_object(path / CONFIG)
+    if (path / PICKLED).is_file() and not (path / TENSORS).is_file():
+        raise UserError(f"{str(path)!r} has no {TENSORS}; {PICKLED} {IS_PICKLE}")
+    listed = [x for name in ("target_modules", "modules_to_save") if isinstance(x := given.get(name), list)]
+    _refuse_embedding(path, *(layer for layers in listed for layer in layers if isinstance(layer, str)))
     for name, x in given.items():
         if name in KNOWN and not any(type(x) is type(y) and x == y for y in KNOWN[name]):
             raise UserError(f"{str(path)!r}: {name} is {repr(x)[:60]}; expected {KNOWN[name][0]!r}")
@@ -154,6 +164,7 @@ def open_adapter(path: Path, config: Config) -> Adapter:
     file, names = TensorFile(path / TENSORS), names_of(config)
     places: dict[str, str] = {}
     for key, tensor in file.tensors.items():
+        _refuse_embedding(path, key)
         part = TENSOR.fullmatch(key)
         if not part or tensor.dtype not in FLOATS:
             raise file.wrong(f"tensor {key!r} of {tensor.dtype} is no matrix of an adapter")
@@ -172,6 +183,15 @@ def open_adapter(path: Path, config: Config) -> Adapter:
     return found
 
 
+def _refuse_embedding(path: Path, *layers: str) -> None:
+    for layer in layers:
+        if not EMBEDDINGS.isdisjoint(layer.split(".")):
+            raise UserError(
+                f"{str(path)!r} adapts or replaces the embedding ({layer[:80]!r}), which cpuopt does not; merge it in "
+                "peft by merge_and_unload(), and open the directory that save_pretrained writes"
+            )
+
+
 def _read_lora(path: Path, given: Mapping[str, Any]) -> Lora:
     r, alpha, rslora = given.get("r", 8), given.get("lora_alpha", 8), given.get("use_rslora", False)
     if type(r) is not int or type(alpha) not in (int, float) or type(rslora) is not bool:
@@ -188,6 +208,8 @@ def _read_lora(path: Path, given: Mapping[str, Any]) -> Lora:
 def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
     """Add adapters to a model's weights; of several, each adds its product to the same base.
 
+    The tokenizer is that of the base model, or an adapter's if the base has none.
+
     Raises
     ------
     UserError
@@ -198,7 +220,8 @@ def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
         if path.resolve() in seen:
             raise UserError(f"--adapter {path}: it comes twice, and would be added twice; name each adapter once")
         seen.add(path.resolve())
-        weights = replace(weights, read=open_adapter(path, weights.config).merged(weights.read))
+        read = open_adapter(path, weights.config).merged(weights.read)
+        weights = replace(weights, read=read, tokenizer=weights.tokenizer or tokenizer_beside(path))
     return weights
 
 
@@ -218,8 +241,8 @@ def require_own(config: Config, layers: Iterable[str]) -> None:
             )
 
 
-def save_adapter(path: Path, config: Config, adapter: Adapter) -> None:
-    """Write an adapter's directory, whole or not at all.
+def save_adapter(path: Path, config: Config, adapter: Adapter, tokenizer: str | None = None) -> None:
+    """Write an adapter's directory, whole or not at all, with the tokenizer's files.
 
     Raises
     ------
@@ -247,10 +270,12 @@ def save_adapter(path: Path, config: Config, adapter: Adapter) -> None:
         "task_type": "CAUSAL_LM",
         "use_rslora": adapter.lora.rslora,
     }
+    beside = tokenizer_files(tokenizer)
     try:
         with whole_directory(path) as folder:
             write_synced(folder / CONFIG, [json.dumps(about, indent=2).encode()])
             write_synced(folder / TENSORS, parts)
+            write_beside(folder, beside)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
 

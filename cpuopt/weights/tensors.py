@@ -46,6 +46,10 @@ FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 NO_MARKS = Marks()
+IS_PICKLE = (
+    "is a pickle, which can run code when it is read, so it is not; if you trust it, open it in its own program and "
+    "save it with save_pretrained(..., safe_serialization=True)"
+)
 
 
 @dataclass(frozen=True)

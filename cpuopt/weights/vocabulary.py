@@ -60,7 +60,8 @@ def metadata_of(tokenizer: str | None, size: int, marks: Marks) -> dict[str, Any
     if f"{KEY}scores" in made:
         made[f"{KEY}scores"] = np.array([*made[f"{KEY}scores"], *[0.0] * more], "<f4")
     begins = {found.eot} if made[f"{KEY}add_bos_token"] else set()
-    ends = [*marks.eos] or sorted(found.stops - begins, key=lambda i: i != found.end) or [TURN]
+    all_ends = dict.fromkeys((*marks.eos, *sorted(found.stops - begins)))
+    ends = sorted(all_ends, key=lambda i: i != found.end) or [TURN]  # llama.cpp's eos ends a text, eot and eom a turn
     pad = found.pad if marks.pad is None else marks.pad
     made[f"{KEY}bos_token_id"] = found.eot if marks.bos is None else marks.bos
     made |= {f"{KEY}{what}_token_id": i for what, i in zip(("eos", "eot", "eom"), ends, strict=False)}
@@ -116,6 +117,8 @@ def _of_json(found: Json) -> dict[str, Any]:
     types = [kinds.get(i, NORMAL if i in texts else UNUSED) for i in range(len(tokens))]
     merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model.get("merges") or []]
     about: dict[str, Any] = {"tokens": tokens, "token_type": types, "add_bos_token": bool(found.before)}
+    unknown = found.id_of(found.special_tokens.get("unk_token", ""))
+    about |= {} if unknown is None else {"unknown_token_id": unknown}
     if model.get("byte_fallback"):
         about |= {"model": "llama", "add_space_prefix": _prefix(content)}
         ranks = {left + right: -float(n) for n, (left, right) in reversed([*enumerate(merges)])}
@@ -165,10 +168,12 @@ def _cut(content: Mapping[str, Any]) -> tuple[tuple[str, ...], bool] | None:
 def _prefix(content: Mapping[str, Any]) -> bool | None:
     """Return whether a ``tokenizer.json`` of pieces puts a space before a text; None if it does something else."""
     steps = [*_steps(content.get("normalizer"), "normalizers"), *_steps(content.get("pre_tokenizer"), "pretokenizers")]
-    kinds = {step.get("type"): step for step in steps}
+    kinds = {str(step.get("type")): step for step in steps}
     if "Replace" in kinds and kinds.get("Split", {}).get("pattern") == {"String": " "}:
         del kinds["Split"]  # which finds no space that is left
-    if kinds.keys() - {"Prepend", "Replace", "Metaspace"} or not kinds:
+    meta, marks = kinds.get("Metaspace"), {"Prepend": "prepend", "Replace": "content", "Metaspace": "replacement"}
+    if not kinds or kinds.keys() - marks.keys():
         return None
-    meta = kinds.get("Metaspace")
+    if any(step.get(marks[kind], SPACE) != SPACE for kind, step in kinds.items()):
+        return None
     return "Prepend" in kinds or (meta is not None and meta.get("prepend_scheme", "always") != "never")
