@@ -206,15 +206,17 @@ class Closed:
         from .. import kernels
         from ..errors import UserError
         from ..kernels import registry
+        from . import rules
 
         before = set(registry.KERNELS)
         say("loading")  # from here on the text can be why this process ends
-        module = kernels.load_file(request["file"], "the candidate", "@kernel functions")
-        if name := array_in(vars(module)):
-            raise UserError(f"the candidate: {name!r} holds an array, which outlasts a call; constants are numbers")
+        module = kernels.load_file(request["file"], "the candidate", "@kernel functions", rules.NAMES)
         mine = [k for key, k in registry.KERNELS.items() if key not in before and k.op.name == request["op"]]
         if len(mine) != 1:
             raise UserError(f"the candidate registers {len(mine)} kernels of {request['op']}; expected one")
+        lasting = {k: x for k, x in vars(module).items() if k != "__builtins__"}
+        if name := array_in(lasting | {f"scratch {s.name}": s.size for s in mine[0].scratch}):
+            raise UserError(f"the candidate: {name!r} holds an array, which outlasts a call; constants are numbers")
         self.kernels = {"B": mine[0], "A": registry.find(request["op"], request["against"])}
         about: dict[str, Any] = {"missing": self.missing}
         for side, k in self.kernels.items():
@@ -401,6 +403,7 @@ def main() -> None:
     from .. import kernels
     from ..check import check, fences, judge, timed  # noqa: F401
     from ..isolate.serve import serve
+    from . import rules  # noqa: F401
 
     kernels.load_all(json.loads(os.environ.pop(FILES)))
     here = Closed(missing)

@@ -10,6 +10,7 @@ is timed after it, or it stands behind the best. A kernel that is not faster tha
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
@@ -32,12 +33,12 @@ from ..files import outputs
 from ..files.reading import from_json, parse_json, to_json
 from ..isolate.process import Side
 from ..kernels import load_all
-from ..kernels.registry import BASE, KERNELS, variants
+from ..kernels.registry import BASE, KERNELS, NAME, variants
 from ..lab import ab, records, starter
 from ..machine import cores
 from ..measure import rates
 from ..ops.declaration import Op
-from ..wording import count, nearest, size_of
+from ..wording import count, nearest, one_line, size_of
 from . import naive, rules
 from .remote import LostError
 from .session import (
@@ -345,7 +346,7 @@ class Desk:
                 f"--adopt {name}: the board of {op} for {task_text(board['task'])} in {self.root} is empty; "
                 f"submit a kernel first{''.join(there)}"
             )
-        if not name.isidentifier() or name in variants(op):
+        if not (name.isidentifier() and NAME.fullmatch(name)) or name in variants(op):
             raise UserError(f"--adopt {name!r}: expected a new name of letters and digits; {op} has {variants(op)}")
         path = Path(f"{name}_{op}.py")
         outputs.check(path, "--adopt")
@@ -356,10 +357,8 @@ class Desk:
             read(row["source"], op_named(op))
         except Stopped as e:
             raise UserError(f"--adopt {name}: {row['path']} holds a text that the judge refuses: {e}") from e
-        text = renamed(row["source"], op, name)
         times = f"{1 / row['ratio']['median']:.2f} times as fast as {row['against']} for {task_text(row['task'])}"
-        note = f"# Adopted from {row['path']}: {times}.\n"
-        path.write_text(note + text, encoding="utf-8")
+        path.write_bytes(adopted(row["source"], op, name, f"Adopted from {row['path']}: {times}.").encode())
         return {"path": str(path), "use": f"--kernels {path} --swap {op}={name}"}
 
 
@@ -378,19 +377,52 @@ def task_text(task: Mapping[str, Any]) -> str:
     return f"{task['model']} {size_of(task)}, {count(task['threads'], 'thread')}"
 
 
-def renamed(text: str, op: str, name: str) -> str:
-    """Return a candidate's text with its kernel registered under another name."""
-    import ast
+def adopted(text: str, op: str, name: str, note: str) -> str:
+    """Return the file of a candidate that the rules accept: its text under another name, below a line and a note.
 
-    lines = text.splitlines(keepends=True)
-    for node in ast.parse(text).body:
+    The line takes all but a few of Python's names from the file's functions. It stands first, so that no word of the
+    note declares an encoding. The rules hold for the whole file.
+
+    Raises
+    ------
+    UserError
+        For a file that the rules refuse, or that differs from the text in more than the name.
+    """
+    file = f"{rules.GUARD}  # no other names of Python's\n# {one_line(note)}\n{renamed(text, op, name)}"
+    try:
+        rules.read(file)
+    except rules.RefusedError as e:
+        raise UserError(f"--adopt {name}: the rules refuse what would be written: {e}") from e
+    want = ast.parse(text)
+    for old in names_of(want, op):
+        old.value, old.kind = name, None
+    if ast.dump(ast.Module(ast.parse(file).body[1:], [])) != ast.dump(want):
+        raise UserError(f"--adopt {name}: the name cannot be written into this text; write it as one text in quotes")
+    return file
+
+
+def names_of(tree: ast.Module, op: str) -> list[ast.Constant]:
+    """Return the constants in a text that name its kernels of an op."""
+    found = []
+    for node in tree.body:
         for d in getattr(node, "decorator_list", ()):
             match d:
-                case ast.Call(args=[ast.Attribute(attr=known), ast.Constant(str()) as old]) if known == op:
-                    line = lines[old.lineno - 1].encode()
-                    end = old.end_col_offset or 0
-                    lines[old.lineno - 1] = (line[: old.col_offset] + repr(name).encode() + line[end:]).decode()
-    return "".join(lines)
+                case ast.Call(args=[ast.Attribute(attr=known), ast.Constant(str()) as name]) if known == op:
+                    found.append(name)
+    return found
+
+
+def renamed(text: str, op: str, name: str) -> str:
+    """Return a candidate's text, without a byte order mark, with its kernel registered under another name."""
+    raw = text.removeprefix("\ufeff").encode()
+    starts = [0]
+    for line in raw.splitlines(keepends=True):  # of bytes: at the ends of lines that Python knows, and no others
+        starts.append(starts[-1] + len(line))
+    for old in reversed(names_of(ast.parse(raw), op)):
+        start = starts[old.lineno - 1] + old.col_offset
+        end = starts[(old.end_lineno or 0) - 1] + (old.end_col_offset or 0)
+        raw = raw[:start] + repr(name).encode() + raw[end:]
+    return raw.decode()
 
 
 def functions(desk: Desk) -> Mapping[str, Callable[..., dict[str, Any]]]:

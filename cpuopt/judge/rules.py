@@ -8,23 +8,27 @@ whatever it does not name is refused. ``tests/judge/test_rules.py`` has a kernel
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Mapping
+import builtins
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 
+from .. import ops
+from ..kernels.registry import NAME
 from ..ops import declaration
 from ..ops.declaration import Dim
 
 RULES: Mapping[str, str] = {
-    "text": "Python in UTF-8 of at most 256 KiB, 200 levels deep",
+    "text": "Python in UTF-8 of at most 256 KiB and 32,768 nodes, 200 levels deep",
     "statement": "imports, constants and functions at the level of the file",
     "import": "numpy as np, math, numba's prange, cpuopt's kernel, helper and ops, symbols of sizes, and the toolkit",
     "toolkit": "functions and numbers of the kernel toolkit that kernels call",
-    "name": "names that the file defines, in a function or above it; none that begins with an underscore",
+    "name": "names of the function itself, of those around it, and of the file; none that begins with an underscore",
     "shadow": "one meaning for each name at the level of the file",
-    "constant": "constants: numbers, tuples of them, sizes of scratch, and loops made from a formula",
+    "constant": "constants: numbers, tuples of them, loops made from a formula, and lists of scratch",
     "power": "powers with an exponent of at most 64 where the file computes a constant",
     "decorator": "functions under @kernel(ops.OP, 'NAME', ...) or @helper(...), or plain ones that size scratch",
     "option": "the options scratch, parallel, fastmath, skips and narrow of a kernel; of a helper forceinline too",
@@ -37,10 +41,10 @@ RULES: Mapping[str, str] = {
     "math": "the functions and constants of math on floats",
     "attribute": "the attributes shape, size, ndim and T of arrays, and the methods reshape, sum, max, min and mean",
     "library": "no product of matrices by a library",
-    "keyword": "arguments by place, and dtype=",
+    "keyword": "arguments by place, and dtype= in a compiled function; an array's type is one of NumPy's",
 }
 """What each rule allows, by its name."""
-LONGEST, DEEPEST, MOST_POWER = 256 << 10, 200, 64
+LONGEST, DEEPEST, MOST_NODES, MOST_POWER = 256 << 10, 200, 32_768, 64
 
 
 def words(text: str) -> set[str]:
@@ -87,9 +91,12 @@ NUMPY = TYPES | words(
     "maximum fmin fmax floor ceil rint trunc isnan isinf isfinite copysign where sum max min mean prod cumsum argmax "
     "argmin zeros ones full zeros_like ones_like full_like pi e inf nan"
 )
-ARRAYS = {n for n in NUMPY if n.startswith(("zeros", "ones", "full"))}
+ARRAYS = ("zeros", "ones", "full")
+COMPILED = {n for n in NUMPY if n.startswith(ARRAYS)} | words("where sum max min mean prod cumsum argmax argmin")
+"""What only compiled functions may call: in Python some make arrays, and others read a type from a text."""
 BUILTINS = words("range len min max abs int float bool round divmod")
-ATTRIBUTES, METHODS = {"shape", "size", "ndim", "T", "py_func"}, {"reshape", "sum", "max", "min", "mean"}
+PYTHONS = frozenset(dir(builtins))
+ATTRIBUTES, METHODS = {"shape", "size", "ndim", "T"}, {"reshape", "sum", "max", "min", "mean"}
 KERNEL_OPTIONS = {"scratch", "parallel", "fastmath", "skips", "narrow"}
 HELPER_OPTIONS = {"parallel", "fastmath", "forceinline"}
 OUTER = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef)
@@ -100,6 +107,19 @@ EXPRESSIONS = (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.U
 COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 CONSTANTS = (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.UnaryOp, ast.Tuple, ast.IfExp,
              ast.Compare, ast.Subscript)  # fmt: skip
+
+
+def importing(name: str, *more: Any) -> Any:
+    """Import as ``__import__`` does, from the modules that a candidate may name; NumPy also imports its own parts."""
+    if name not in MODULES and name.partition(".")[0] != "numpy":
+        raise ImportError(f"a candidate may not import {name}")
+    return builtins.__import__(name, *more)
+
+
+NAMES: dict[str, Any] = {name: getattr(builtins, name) for name in sorted(BUILTINS)} | {"__import__": importing}
+"""The ``__builtins__`` of a candidate. The rules are the wall; behind it, a name that they let through is not there."""
+GUARD = "from cpuopt.judge.rules import NAMES as __builtins__"
+"""The first line of an adopted file, by which its functions have those names alone."""
 
 
 class RefusedError(Exception):
@@ -137,7 +157,8 @@ class _Text:
     text: str
     without: frozenset[str]
     bound: dict[str, str] = field(default_factory=dict)
-    """What each name of the file is: ``module``, ``function``, ``maker``, ``decorator``, ``ops`` or ``constant``."""
+    """What each name of the file is, from the line on that binds it: ``module``, ``function``, ``maker``,
+    ``decorator``, ``ops``, ``constant``, or ``list``, which only options of a kernel may name."""
     defined: set[str] = field(default_factory=set)
     """The functions of the file, which others call before they stand there."""
     kernels: list[tuple[str, str]] = field(default_factory=list)
@@ -147,18 +168,20 @@ class _Text:
             raise RefusedError(rule, getattr(node, "lineno", 1), said)
 
     def candidate(self) -> Candidate:
-        if len(self.text) > LONGEST:
-            self.refuse("text", None, f"the text has {len(self.text)} characters")
         try:
-            tree = ast.parse(self.text)
-            depth = _depth(tree)
-            other = depth <= DEEPEST and ast.dump(ast.parse(self.text.encode())) != ast.dump(tree)
+            raw = self.text.encode()
+            if len(raw) > LONGEST:
+                self.refuse("text", None, f"the text has {len(raw):,} bytes")
+            tree = ast.parse(self.text.removeprefix("\ufeff"))
+            depth, nodes = _extent(tree)
+            small = depth <= DEEPEST and nodes <= MOST_NODES
+            other = small and b"coding" in raw and ast.dump(ast.parse(raw)) != ast.dump(tree)
         except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError) as e:
             raise RefusedError("text", getattr(e, "lineno", None) or 1, f"it cannot be parsed ({e})") from None
         if other:  # an encoding can hide lines in what is a comment here
             self.refuse("text", None, "the encoding that it declares makes another text of it")
-        if depth > DEEPEST:
-            self.refuse("text", None, f"its syntax is {depth} levels deep")
+        if not small:
+            self.refuse("text", None, f"its syntax has {nodes:,} nodes or more, and {depth} levels or more")
         self.defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         for node in tree.body:
             if _is_text(node):
@@ -175,14 +198,31 @@ class _Text:
 
     # The level of the file --------------------------------------------------------------------------------------------
 
+    def meaning(self, name: str) -> str:
+        """Return what a function of the file finds by a name that is nobody's local: a kind, or "" for what is refused.
+
+        A function may run before a line below it did. By then a name that is also one of Python's would be Python's.
+        """
+        if name in self.bound:
+            return self.bound[name]
+        if name in BUILTINS or (name in self.defined and name not in PYTHONS):
+            return "function"
+        return ""
+
     def bind(self, name: str, kind: str, node: ast.AST) -> None:
-        if name.startswith("_"):
-            self.refuse("name", node, f"the name {name!r}")
+        self.own(name, node)
         if name in self.bound or name in BUILTINS:
             self.refuse("shadow", node, f"{name!r} has a meaning already")
         self.bound[name] = kind
 
+    def own(self, name: str, node: ast.AST, *, local: bool = False) -> None:
+        """Check a name that the text gives."""
+        if name.startswith("_") and not (local and name == "_"):
+            self.refuse("name", node, f"the name {name!r}")
+
     def imports(self, node: ast.Import | ast.ImportFrom) -> None:
+        if ast.unparse(node) == GUARD:
+            return
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name
@@ -198,12 +238,12 @@ class _Text:
             if alias.name not in MODULES.get(home, ()):
                 rule = "toolkit" if home.startswith("cpuopt.kernels") else "math" if home == "math" else "import"
                 self.refuse(rule, node, f"{alias.name!r} from {home}")
-            known = {"ops": "ops", "kernel": "decorator", "helper": "decorator", "loop_of": "maker"}
-            usual = "constant" if name.isupper() or home.endswith("declaration") else "function"
-            usual = "constant" if home == "math" and alias.name in ("pi", "e", "inf", "nan") else usual
-            self.bind(name, "maker" if alias.name == "for_each_thread" else known.get(alias.name, usual), node)
+            self.bind(name, _kind(home, alias.name), node)
 
     def assigned(self, node: ast.Assign) -> None:
+        if isinstance(node.value, ast.List | ast.Set) and not _sizes(node.value):
+            self.refuse("constant", node, _shown(node.value))
+        self.option(node.value)
         values = node.value.elts if isinstance(node.value, ast.Tuple) else []
         for target in node.targets:
             names = target.elts if isinstance(target, ast.Tuple) else [target]
@@ -213,17 +253,22 @@ class _Text:
                     continue
                 value = values[i] if len(names) > 1 and i < len(values) else node.value
                 function = value.func if isinstance(value, ast.Call) else value
-                made = isinstance(function, ast.Name) and self.bound.get(function.id) in ("maker", "function")
-                self.bind(name.id, "function" if made else "constant", node)
-        self.constant(node.value)
+                kind = self.bound.get(function.id, "") if isinstance(function, ast.Name) else ""
+                kind = "list" if kind == "list" or isinstance(node.value, ast.List | ast.Set) else kind
+                kind = "function" if kind == "maker" else kind
+                self.bind(name.id, kind if kind in ("function", "list") else "constant", node)
 
-    def constant(self, node: ast.AST, *, listed: bool = False) -> None:
-        """Check what the child computes when it loads the text: numbers, and the sizes of scratch."""
-        if isinstance(node, ast.List | ast.Set) and (listed or _sizes(node)):
-            for x in node.elts:
-                self.constant(x, listed=True)
-            return
-        if isinstance(node, ast.Lambda) and listed:
+    def option(self, node: ast.expr) -> None:
+        """Check what an option of a kernel may be: a constant, or a list, which no function can name and so change."""
+        for x in node.elts if isinstance(node, ast.List | ast.Set) else [node]:
+            starred = isinstance(x, ast.Starred) and isinstance(node, ast.List)
+            named = x.value if starred and isinstance(x, ast.Starred) else x
+            if not (isinstance(named, ast.Name) and self.bound.get(named.id) == "list" and (starred or x is node)):
+                self.constant(x, sizes=True)
+
+    def constant(self, node: ast.AST, *, sizes: bool = False) -> None:
+        """Check what the child computes when it loads the text: numbers, and with `sizes` functions of sizes too."""
+        if isinstance(node, ast.Lambda) and sizes:
             self.sized_by(node)
             return
         if not isinstance(node, CONSTANTS):
@@ -243,13 +288,11 @@ class _Text:
                         self.refuse("call", node, f"a call of {func.id!r}")
                 elif isinstance(func, ast.Attribute):
                     self.member(func)
-                    if func.attr in ARRAYS:
-                        self.refuse("constant", node, f"an array, {_shown(node)}")
                 else:
                     self.refuse("call", node, f"a call of {_shown(func)}")
                 self.keywords(node)
                 for x in node.args:
-                    self.constant(x, listed=listed)
+                    self.constant(x, sizes=sizes)
             case ast.BinOp(op=ast.Pow(), right=right):
                 if not _small(right.operand if isinstance(right, ast.UnaryOp) else right):
                     self.refuse("power", node, _shown(node))
@@ -261,16 +304,16 @@ class _Text:
             case ast.BinOp() | ast.UnaryOp() | ast.Tuple() | ast.IfExp() | ast.Compare() | ast.Subscript():
                 for child in ast.iter_child_nodes(node):
                     if isinstance(child, ast.expr):
-                        self.constant(child, listed=listed)
+                        self.constant(child, sizes=sizes)
             case _:
                 pass
 
     # Functions --------------------------------------------------------------------------------------------------------
 
-    def function(self, node: ast.FunctionDef, inside: Collection[str] | None = None) -> None:
-        """Check a function; one inside another, whose names are given, is a helper that the other makes."""
+    def function(self, node: ast.FunctionDef, around: _Body | None = None) -> None:
+        """Check a function; one inside another is a helper that the other makes."""
         for d in node.decorator_list:
-            self.decorated(node, d, inside is not None)
+            self.decorated(node, d, around)
         if len(node.decorator_list) > 1:
             self.refuse("decorator", node, "several decorators")
         a = node.args
@@ -278,22 +321,25 @@ class _Text:
         more = a.vararg, a.kwarg, a.kwonlyargs, a.defaults, node.returns, getattr(node, "type_params", None)
         if any(more) or any(x.annotation for x in every):
             self.refuse("signature", node, f"def {node.name}({ast.unparse(a)})")
-        if inside is None:
+        if around is None:
             self.bind(node.name, "function", node)
-        names = [x.arg for x in every] + [x.arg for x in (a.vararg, a.kwarg) if x]
-        around = set(inside or ())
-        _Body(self, {*names, *around}, not node.decorator_list and inside is None, around).statements(node, names)
+        names = {x.arg for x in every} | {x.arg for x in (a.vararg, a.kwarg) if x}
+        _Body(self, names, not node.decorator_list and around is None, around).statements(node)
 
-    def decorated(self, node: ast.FunctionDef, d: ast.expr, inside: bool) -> None:
-        known = ("helper",) if inside else ("kernel", "helper")
+    def decorated(self, node: ast.FunctionDef, d: ast.expr, around: _Body | None) -> None:
+        known = ("helper",) if around else ("kernel", "helper")
         if not (isinstance(d, ast.Call) and isinstance(d.func, ast.Name) and d.func.id in known):
             self.refuse("decorator", d, f"@{_shown(d)}")
             return
         if self.bound.get(d.func.id) != "decorator":
             self.refuse("decorator", d, f"@{d.func.id}, which is not imported from cpuopt")
+        if around and any(around.holder(n.id) for n in ast.walk(d) if isinstance(n, ast.Name)):
+            self.refuse("decorator", d, f"@{_shown(d)}, of which a function around it has another meaning")
         if d.func.id == "kernel":
             match d.args:
-                case [ast.Attribute(value=ast.Name("ops"), attr=op), ast.Constant(str(variant))]:
+                case [ast.Attribute(value=ast.Name("ops"), attr=op), ast.Constant(str(variant))] if (
+                    self.bound.get("ops") == "ops" and op in ops.ALL and NAME.fullmatch(variant)
+                ):
                     self.kernels.append((op, variant))
                 case _:
                     self.refuse("decorator", d, f"@{_shown(d)}")
@@ -303,13 +349,15 @@ class _Text:
         for k in d.keywords:
             if k.arg not in allowed:
                 self.refuse("option", d, f"the option {k.arg}=")
-            self.constant(k.value, listed=True)
+            self.option(k.value)
 
-    def sized_by(self, node: ast.Lambda, around: Collection[str] = ()) -> None:
-        names = [x.arg for x in node.args.args]
-        if len(names) != 1 or node.args.defaults or node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
+    def sized_by(self, node: ast.Lambda, around: _Body | None = None) -> None:
+        a = node.args
+        if len(a.args) != 1 or a.posonlyargs or a.defaults or a.vararg or a.kwarg or a.kwonlyargs:
             self.refuse("signature", node, _shown(node))
-        _Body(self, {*names, *around}, texts=True).expression(node.body)
+        for x in a.args:
+            self.own(x.arg, node, local=True)
+        _Body(self, {x.arg for x in a.args}, True, around).expression(node.body)
 
     def literal(self, node: ast.Constant) -> None:
         if isinstance(node.value, bytes | complex) or node.value is Ellipsis:
@@ -317,55 +365,61 @@ class _Text:
         if isinstance(node.value, int) and not -(2**63) <= node.value < 2**64:
             self.refuse("literal", node, f"a number of {node.value.bit_length()} bits")
 
-    def member(self, node: ast.Attribute) -> None:
+    def member(self, node: ast.Attribute, *, compiled: bool = False) -> None:
         """Check ``np.x`` and ``math.x``."""
         home = node.value.id if isinstance(node.value, ast.Name) else ""
         if home == "np" and self.bound.get("np") == "module":
             if node.attr not in NUMPY:
                 self.refuse("numpy", node, f"np.{node.attr}")
+            if node.attr in COMPILED and not compiled:
+                self.refuse("constant", node, f"{_shown(node)} outside of a compiled function")
         elif home == "math" and self.bound.get("math") == "module":
             if node.attr not in MODULES["math"]:
                 self.refuse("math", node, f"math.{node.attr}")
         else:
             self.refuse("attribute", node, _shown(node))
 
-    def keywords(self, node: ast.Call) -> None:
+    def keywords(self, node: ast.Call, *, compiled: bool = False) -> None:
         for k in node.keywords:
-            if k.arg != "dtype":
+            if k.arg != "dtype" or not compiled:
                 self.refuse("keyword", node, f"the argument {k.arg or '**'}=")
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        place = (2 if name.startswith("full") else 1) if name.startswith(ARRAYS) else len(node.args)
+        for x in [*node.args[place:], *(k.value for k in node.keywords)]:
+            if not (isinstance(x, ast.Attribute) and x.attr in TYPES):
+                self.refuse("keyword", node, f"the type {_shown(x)}")
 
 
 @dataclass
 class _Body:
-    """The body of one function."""
+    """The scope of one function. Its names are looked up as Python does: here, around it, in the file, in Python."""
 
     file: _Text
     local: set[str]
     texts: bool
     """Whether it is Python, which sizes scratch or makes helpers, and no kernel."""
-    around: set[str] = field(default_factory=set)
-    """The names of the function that makes this one, which may be functions."""
+    around: _Body | None = None
+    """The scope of the function that makes this one, whose names may be functions."""
 
-    def statements(self, node: ast.FunctionDef, names: Iterable[str]) -> None:
-        self.local |= {sub.name for sub in node.body if isinstance(sub, ast.FunctionDef)}
-        for sub in ast.walk(node):
-            if isinstance(sub, ast.Name) and isinstance(sub.ctx, ast.Store):
-                self.local.add(sub.id)
-                self.own(sub.id, sub)
-        for name in names:
-            self.own(name, node)
+    def holder(self, name: str) -> _Body | None:
+        """Return the scope, this one or one around it, that has a local of a name."""
+        scope: _Body | None = self
+        while scope and name not in scope.local:
+            scope = scope.around
+        return scope
+
+    def statements(self, node: ast.FunctionDef) -> None:
+        self.local |= {*_stored(node)}
+        for name in sorted(self.local):
+            self.file.own(name, node, local=True)
         body = node.body[1:] if _is_text(node.body[0]) else node.body
         for statement in body:
             self.statement(statement)
 
-    def own(self, name: str, node: ast.AST) -> None:
-        if name.startswith("_") and name != "_":
-            self.file.refuse("name", node, f"the name {name!r}")
-
     def statement(self, node: ast.stmt) -> None:
         file = self.file
         if isinstance(node, ast.FunctionDef) and self.texts and node.decorator_list:
-            file.function(node, self.local)
+            file.function(node, self)
             return
         if not isinstance(node, STATEMENTS):
             file.refuse("syntax", node, _shown(node))
@@ -386,7 +440,7 @@ class _Body:
     def expression(self, node: ast.expr) -> None:
         file = self.file
         if isinstance(node, ast.Lambda) and self.texts:
-            file.sized_by(node, self.local)
+            file.sized_by(node, self)
             return
         if not isinstance(node, EXPRESSIONS):
             file.refuse("syntax", node, _shown(node))
@@ -397,8 +451,7 @@ class _Body:
                 if isinstance(node.value, str) and not self.texts:
                     file.refuse("text constant", node, _shown(node))
             case ast.Name():
-                known = file.bound.get(node.id) in ("function", "constant") or node.id in file.defined
-                if not known and node.id not in self.local and node.id not in BUILTINS:
+                if not self.holder(node.id) and file.meaning(node.id) not in ("function", "constant"):
                     file.refuse("name", node, f"{node.id!r}")
             case ast.Attribute():
                 self.attribute(node, called=False)
@@ -406,6 +459,8 @@ class _Body:
                 self.call(node)
             case ast.BinOp(op=ast.MatMult()):
                 file.refuse("library", node, _shown(node))
+            case ast.Starred(ctx=ast.Store()):  # the list that it makes could count calls
+                file.refuse("syntax", node, f"an assignment to {_shown(node)}")
             case ast.Subscript(ctx=ast.Store()) if self.texts:  # an array of Python could count its calls
                 file.refuse("syntax", node, f"an assignment to {_shown(node)}")
             case ast.Compare() if not all(isinstance(op, (*COMPARISONS, *[ast.In] * self.texts)) for op in node.ops):
@@ -421,26 +476,46 @@ class _Body:
         if isinstance(node.ctx, ast.Store):
             self.file.refuse("syntax", node, f"an assignment to {_shown(node)}")
         home = node.value.id if isinstance(node.value, ast.Name) else ""
-        if home in ("np", "math") and self.file.bound.get(home) == "module" and home not in self.local:
-            self.file.member(node)
+        if home in ("np", "math") and self.file.bound.get(home) == "module" and not self.holder(home):
+            self.file.member(node, compiled=not self.texts)
             return
-        if node.attr not in (METHODS if called and node.attr != "py_func" else ATTRIBUTES):
+        if node.attr not in ATTRIBUTES if not called else self.texts or node.attr not in METHODS:
             self.file.refuse("attribute", node, f".{node.attr}")
         self.expression(node.value)
 
     def call(self, node: ast.Call) -> None:
         file, func = self.file, node.func
         if isinstance(func, ast.Name):
-            known = file.bound.get(func.id) == "function" or func.id in BUILTINS or func.id in file.defined
-            if (not known or func.id in self.local) and func.id not in self.around:
+            holder = self.holder(func.id)
+            if holder is self or (not holder and file.meaning(func.id) != "function"):
                 file.refuse("call", node, f"a call of {func.id!r}")
         elif isinstance(func, ast.Attribute):
             self.attribute(func, called=True)
         else:
             file.refuse("call", node, f"a call of {_shown(func)}")
-        file.keywords(node)
+        file.keywords(node, compiled=not self.texts)
         for x in [*node.args, *(k.value for k in node.keywords)]:
             self.expression(x)
+
+
+def _kind(home: str, name: str) -> str:
+    """Return what a name is that is imported."""
+    known = {"ops": "ops", "kernel": "decorator", "helper": "decorator", "loop_of": "maker", "for_each_thread": "maker"}
+    found = None if home not in MODULES or name in known else getattr(import_module(home), name, None)
+    if isinstance(found, set):
+        return "list"
+    return known.get(name, "function" if callable(found) and not isinstance(found, Dim) else "constant")
+
+
+def _stored(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a function binds in its own scope, and not in those of functions in it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            yield child.name
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
+        elif not isinstance(child, ast.Lambda):
+            yield from _stored(child)
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -448,20 +523,24 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _sizes(node: ast.List | ast.Set) -> bool:
-    """Return whether a list is of scratch, ``("name", size)`` each: no kernel can use such a list."""
-    first = node.elts[0] if node.elts else None
-    return isinstance(first, ast.Tuple) and bool(first.elts) and _is_text(ast.Expr(first.elts[0]))
+    """Return whether a list is of scratch, ``("name", size)`` each, as far as its first element tells."""
+    match node.elts:
+        case [ast.Tuple(elts=[ast.Constant(str()), *_]) | ast.Starred(), *_] if isinstance(node, ast.List):
+            return True
+    return False
 
 
 def _small(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, int) and 0 <= node.value <= MOST_POWER
 
 
-def _depth(tree: ast.AST) -> int:
-    depth, level = 0, [tree]
-    while level:
-        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
-    return depth
+def _extent(tree: ast.AST) -> tuple[int, int]:
+    """Count the levels and the nodes of a tree, up to the first level that has one too many."""
+    depth, nodes, level = 0, 0, [tree]
+    while level and nodes <= MOST_NODES:
+        depth, nodes = depth + 1, nodes + len(level)
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth, nodes
 
 
 def _shown(node: ast.AST) -> str:

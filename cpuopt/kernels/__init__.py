@@ -9,10 +9,11 @@ import pkgutil
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .. import ops
 from ..errors import UserError
@@ -59,7 +60,7 @@ def load_all(files: Sequence[str | Path]) -> None:
         load_file(file, f"--kernels {file}", "@kernel functions")
 
 
-def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
+def load_file(file: str | Path, flag: str, of: str, names: Mapping[str, Any] | None = None) -> ModuleType:
     """Import a user's file, unless it is imported already, and return its module.
 
     It can import the files beside it, and these import it by its name; all of them are one module each.
@@ -68,6 +69,7 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     ----------
     flag : the first words of an error.
     of : what the file should define.
+    names : what it has of Python's own names; by default all.
 
     Raises
     ------
@@ -95,6 +97,8 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    if names is not None:
+        vars(module)["__builtins__"] = names
     modules, kernels, declared = set(sys.modules), dict(registry.KERNELS), dict(ops.ALL)
     sys.modules[name] = module
     watch, writes = Watch(), sys.dont_write_bytecode

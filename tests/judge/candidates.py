@@ -363,6 +363,7 @@ RENAMED = {
     "config.NUMBA_NUM_THREADS": "64",
     "np.finfo(np.float32).min": "np.float32(-3.4028234663852886e38)",
     "from functools import cache\n": "",
+    ".py_func(": "(",
 }
 FILES = {
     "optimized": "collective gelu layernorm mul residual rope silu softmax",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.imputils import lower_cast
 from numba.core.typeconv import Conversion
+from numba.core.typing.templates import AbstractTemplate, infer, infer_global
 from numba.extending import models, register_model
 
 from ...ops.storage import TYPES
@@ -122,3 +124,32 @@ OWN = {"bfloat16": bfloat16, "float16": float16}
 FROM_DTYPE.update({TYPES[name].dtype: kind for name, kind in OWN.items()})  # so that a dispatcher knows such an array
 NUMBA: dict[str, types.Type] = {name: OWN.get(name) or getattr(types, name) for name in TYPES}
 """numba's type of an element, by the name of the storage type."""
+
+
+class Widened(AbstractTemplate):
+    """A call that numba knows for float32, with a bfloat16 among its arguments: ``np.float32(x)``, ``max(x, 0)``."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """Resolve the call for float32."""
+        wide = [types.float32 if isinstance(x, BFloat16) else x for x in args]
+        return None if kws or wide == [*args] else self.context.resolve_function_type(self.usual, wide, kws)
+
+    @property
+    def usual(self) -> Any:
+        """The type of the function."""
+        return self.key if isinstance(self.key, types.Type) else self.context.resolve_value_type(self.key)
+
+    def get_impl_key(self, sig: Any) -> Any:
+        """Return what finds the code, which is that for float32."""
+        return self.usual.get_impl_key(sig)
+
+
+UFUNCS = (
+    "exp exp2 expm1 log log1p log2 sqrt tanh sinh cosh sin cos arctan absolute fabs sign square power minimum maximum "
+    "fmin fmax floor ceil rint trunc isnan isinf isfinite copysign"
+)
+for _function in (float, int, bool, min, max, *(getattr(np, name) for name in UFUNCS.split())):
+    infer_global(_function)(Widened)
+for _kind in (types.boolean, *NUMBA.values()):
+    if not isinstance(_kind, BFloat16):
+        infer(type("WidenedCast", (Widened,), {"key": types.NumberClass(_kind)}))
