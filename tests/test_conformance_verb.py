@@ -3,18 +3,21 @@
 import io
 import json
 import re
+from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cpuopt import cli, ops
 from cpuopt.building import build
 from cpuopt.check import gate
-from cpuopt.check.cases import Case, elements
-from cpuopt.check.judge import CheckResult
+from cpuopt.check.cases import Case, affordable, cases, elements
+from cpuopt.check.judge import CheckResult, worst
 from cpuopt.cli.check import choose
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
+from cpuopt.isolate.process import LateError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import check as report
@@ -54,7 +57,8 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
     assert (found["seed"], found["threads"]) == (3, [1, 2])
     verdicts = {k["variant"]: (k["verdict"], k["worst"]["reason"]) for k in found["kernels"]}
     assert {v: verdict for v, (verdict, _) in verdicts.items()} == {
-        **dict.fromkeys(["crash", "hang", "raises", "wrong"], "FAIL"),
+        **dict.fromkeys(["crash", "raises", "wrong"], "FAIL"),
+        "hang": "UNCHECKED",
         "right": "PASS",
     }
     assert verdicts["crash"][1].startswith("its process was ended by SIGABRT during 'check'")
@@ -64,6 +68,35 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
     wrong = next(k for k in found["kernels"] if k["variant"] == "wrong")["worst"]
     assert (wrong["argument"], wrong["index"]) == ("out", [3])
     assert wrong["got"] == pytest.approx(wrong["want"] + 1, rel=1e-5)
+
+
+def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):
+    late = gate.unanswered("residual_forward[vanilla]", Case({"N": 3}), LateError("no answer within 1 s"))
+    verdict = gate.GateVerdict("residual_forward", "vanilla", [late])
+    monkeypatch.setattr(gate, "conform", lambda *args, **more: [verdict])
+    assert cli.main(["check", "residual_forward", "--variant", "vanilla", "--quick"]) == 3
+    out = capsys.readouterr().out
+    assert "UNCHECKED  residual_forward[vanilla]" in out
+    assert "UNCHECKED: residual_forward[vanilla]: not judged, so neither right nor wrong" in out
+    assert "0 PASS, 0 MARGINAL, 0 FAIL, 1 UNCHECKED" in out
+    assert CheckResult.from_json(late.to_json(), late.case).verdict == "UNCHECKED"
+    with pytest.raises(UserError, match=r"vanilla\] was not judged, so nothing is run: no answer within 1 s"):
+        gate.refuse(late, "nothing is run")
+    wrong, right = (CheckResult("x", late.case, ratio) for ratio in (11.0, 9.0))
+    assert worst([right, late, wrong]) is wrong
+    assert worst([late, right]) is late
+
+
+def test_a_reference_in_python_bounds_the_size_of_a_case():
+    """2.1 million elements took it more than the 120 s that an answer may take."""
+    assert affordable({"R": 511, "H": 4095}) == {"R": 255, "H": 511}
+    assert affordable({"BT": 1, "K": 1025}) == {"BT": 1, "K": 1025}
+    assert affordable({"NH": 63, "HS": 65, "T": 4095}) == {"NH": 63, "HS": 65, "T": 4095}
+    op, large = copy(ops.gelu_forward), Case({"N": 1 << 18})
+    assert not gate.is_large(op, large)
+    op.reference = SimpleNamespace(run=1)
+    assert gate.is_large(op, large)
+    assert not any(gate.is_large(op, on) for on in cases(op))
 
 
 def test_the_table_names_the_worst_element(capsys):

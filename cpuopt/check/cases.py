@@ -130,6 +130,10 @@ LONG = [sizes for sizes in SIZES if sizes["T"] >= 64]
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 FEW = 1 << 19
 """Elements beyond which an array is drawn in float32, by the fastest generator. No array of `cases` has as many."""
+INTERPRETED = 1 << 17
+"""Turns of the loops of a reference in plain Python, which a case calls some 20 times; a turn takes microseconds."""
+BOUND = {"NH", "HS", "NKV", "G", "P"}
+"""Symbols whose sizes depend on others."""
 PART = (1 << 21) - 9
 """Elements beyond which the saved inputs of a backward are computed in float32."""
 USUAL_INT8 = 40
@@ -171,7 +175,19 @@ def case(
     types = types or {}
     absent = {*absent, *(a.name for a in op.arrays if a.copies in types)}
     types = {n: t for n, t in types.items() if n not in absent}
-    return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types)
+    found = {s: known.get(s, sizes["C"]) for s in op.symbols}
+    return Case(affordable(found) if run_of(op) else found, kind, frozenset(absent), types)
+
+
+def affordable(sizes: dict[str, int]) -> dict[str, int]:
+    """Return the sizes of a case whose loops a reference in plain Python gets through in seconds, as odd as they are.
+
+    Of half a size, one less than a power of 2 is one again.
+    """
+    while prod(sizes.values()) > INTERPRETED and not BOUND & set(sizes):
+        largest = max(sizes, key=lambda s: sizes[s])
+        sizes = sizes | {largest: sizes[largest] // 2 | sizes[largest] & 1}
+    return sizes
 
 
 def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:

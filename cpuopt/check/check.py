@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op, Spec, sparing
 from ..ops.storage import is_float
@@ -127,6 +128,7 @@ def asked(op: Op, case: Case, seed: int) -> tuple[Tried, np.random.Generator]:
     """
     key = op, op.reference, str(case), seed
     if key not in _last:
+        doing(f"the reference of {op.name}")
         _last.clear()
         rng = np.random.default_rng(seed)
         found = _asked(op, case, seed, rng), rng

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache as once
-from math import inf
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..errors import UserError
 from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import to_json
 from ..isolate.child import Asked, Child
+from ..isolate.process import LateError
 from ..kernels import ADDED, load_all
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
@@ -38,10 +39,10 @@ from ..ops.declaration import Op
 from ..program.program import Call
 from ..wording import count
 from . import worker
-from .cases import Case, cases, elements, quick_cases
+from .cases import INTERPRETED, Case, cases, elements, quick_cases, run_of
 from .check import check, check_all
 from .judge import MARGIN, PACKAGE, CheckResult, ours, worst
-from .sized import MOST, Sized, check_sized
+from .sized import Sized, check_sized, most_sized
 
 MOST_FLOATS = 1 << 26
 """Larger cases, in elements, are left out: the reference would take a gigabyte for each of several copies."""
@@ -113,7 +114,7 @@ def require_right(
         mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types, kernel.skips)]
         mine += [s for s in sizes if s.kernel == kernel]
         for case in mine:
-            if isinstance(case, Sized) and case.elements > MOST:
+            if isinstance(case, Sized) and case.elements > most_sized(kernel.op):
                 found.left_out.append(str(case))
                 continue
             key = key_of(kernel, digest, case, threads)
@@ -213,7 +214,12 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
         assert result
         return result
     except UserError as e:
-        return CheckResult(kernel.name, plain, inf, reason=str(e))
+        return unanswered(kernel.name, plain, e)
+
+
+def unanswered(kernel: str, case: Case, e: UserError) -> CheckResult:
+    """Return the result of a kernel that ended its process, or UNCHECKED if there was no answer in time."""
+    return CheckResult(kernel, case, nan if isinstance(e, LateError) else inf, reason=str(e))
 
 
 def ask(
@@ -242,15 +248,16 @@ def ask(
 
 
 def refuse(result: CheckResult, so: str) -> None:
-    """Raise for a kernel that is wrong.
+    """Raise for a kernel that is wrong, or was not judged.
 
     Raises
     ------
     UserError
         Naming the kernel, the element that is wrong, and both values.
     """
-    if result.verdict == "FAIL":
-        raise UserError(f"{result.kernel} is wrong, so {so}: {result.reason} ({result.case})")
+    if result.refused:
+        found = "is wrong" if result.verdict == "FAIL" else "was not judged"
+        raise UserError(f"{result.kernel} {found}, so {so}: {result.reason} ({result.case})")
 
 
 def require_quick(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
@@ -358,7 +365,12 @@ class GateVerdict:
 
 def is_large(op: Op, case: Case) -> bool:
     """Return whether the float64 reference of a call takes too long, or too much memory."""
-    return elements(op, case) > MOST_FLOATS or op.flops(case.sizes) > DEAR_FLOPS
+    return not fits(op, case) or op.flops(case.sizes) > DEAR_FLOPS
+
+
+def fits(op: Op, case: Case) -> bool:
+    """Return whether the float64 reference of a call can be called as often as `check` does."""
+    return elements(op, case) <= MOST_FLOATS and not (run_of(op) and prod(case.sizes.values()) > INTERPRETED)
 
 
 def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
@@ -386,9 +398,9 @@ class Planned:
         calls = list(calls)
         every = [*(quick_cases(op) if quick else cases(op)), *model_cases(op, calls), *sizes]
         mine = {f"{Case.of(c)} {c.adds}": (Case.of(c), dict(c.adds)) for c in calls if c.op is op}
-        sized = [(c, adds) for c, adds in mine.values() if is_large(op, c) and elements(op, c) <= MOST]
+        sized = [(c, adds) for c, adds in mine.values() if is_large(op, c) and elements(op, c) <= most_sized(op)]
         rest = [c for c in every if all(str(c) != str(s) for s, _ in sized)]
-        fit = [c for c in rest if elements(op, c) <= MOST_FLOATS]
+        fit = [c for c in rest if fits(op, c)]
         return Planned(fit, len(rest) - len(fit), sized)
 
     def to_json(self) -> dict[str, Any]:
@@ -413,7 +425,7 @@ def conform(
     tick: Callable[[str], None] = lambda text: None,
     stop_at_failure: bool = False,
 ) -> list[GateVerdict]:
-    """Check kernels; one that crashes or hangs fails, and the others are checked all the same.
+    """Check kernels; one that crashes fails, one that hangs is UNCHECKED, and the others are checked all the same.
 
     Parameters
     ----------
@@ -434,9 +446,9 @@ def conform(
                     continue
                 verdict.results.append(result)
             except UserError as e:  # it crashed or hung, and would do so in every other case
-                verdict.results.append(CheckResult(f"{op}[{variant}]", case, inf, reason=str(e)))
+                verdict.results.append(unanswered(f"{op}[{variant}]", case, e))
                 break
-            if stop_at_failure and verdict.results[-1].verdict == "FAIL":
+            if stop_at_failure and verdict.results[-1].refused:
                 break
         found.append(verdict)
     return found

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, isnan, nan, prod, sqrt
+from math import inf, isfinite, isnan, nan, nextafter, prod, sqrt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,7 +82,7 @@ class CheckResult:
 
     Attributes
     ----------
-    ratio : the largest of all elements and modes; infinite if no threshold applies.
+    ratio : the largest of all elements and modes; infinite if no threshold applies, NaN if nothing was judged.
     argument, index : where the worst element is.
     got, want : its value, and the reference's.
     reason : the reason of a verdict that is not PASS.
@@ -100,9 +100,16 @@ class CheckResult:
     scratch: float = 0.0
 
     @property
-    def verdict(self) -> Literal["PASS", "MARGINAL", "FAIL"]:
-        """PASS, MARGINAL or FAIL."""
+    def verdict(self) -> Literal["PASS", "MARGINAL", "UNCHECKED", "FAIL"]:
+        """PASS, MARGINAL or FAIL; UNCHECKED if there was no answer, which is neither right nor wrong."""
+        if isnan(self.ratio):
+            return "UNCHECKED"
         return "PASS" if self.ratio <= 1 else "MARGINAL" if self.ratio <= MARGIN else "FAIL"
+
+    @property
+    def refused(self) -> bool:
+        """Whether nothing may be run with the kernel: it is wrong, or was not judged."""
+        return self.verdict in ("FAIL", "UNCHECKED")
 
     def __str__(self) -> str:
         return f"{self.verdict:8} {self.ratio:8.3g}  {self.kernel}  {self.case}{self.reason and ': ' + self.reason}"
@@ -128,7 +135,7 @@ class CheckResult:
         return CheckResult(
             d["kernel"],
             case,
-            inf if isnan(ratio) else ratio,
+            inf if isnan(ratio) and d["status"] != "UNCHECKED" else ratio,
             d["argument"],
             at,
             got,
@@ -139,8 +146,8 @@ class CheckResult:
 
 
 def worst(results: Sequence[CheckResult]) -> CheckResult:
-    """Return the result with the largest ratio."""
-    return max(results, key=lambda r: r.ratio)
+    """Return the result with the largest ratio; one that was not judged is better than one that fails."""
+    return max(results, key=lambda r: nextafter(MARGIN, inf) if isnan(r.ratio) else r.ratio)
 
 
 def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> CheckResult:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from threadpoolctl import threadpool_limits
 
+from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from ..ops.storage import storage
@@ -41,9 +42,9 @@ from .judge import (
 )
 from .memory import FILL, SCRATCH, BrokenKernelError, Filling, Memory, absent_as_empty, bits, call_args, fill
 
-MOST = 1 << 27
+MOST, MOST_INTERPRETED = 1 << 27, 1 << 21
 """Elements of a call up to which it is judged: the arrays, what they must become, and the formula's own take 16 bytes
-each."""
+each; and of an op whose formula is plain Python, which takes microseconds for each."""
 NUDGES = 8
 """How often the inputs are moved, to see how far the elements of a kernel that failed move with them."""
 LEAST, SELDOM = 1 / 16, 64
@@ -77,6 +78,11 @@ class Sized:
         return f"{self.kernel.name}  {self.case}" + "".join(f", {n}_add" for n, on in self.adds.items() if on)
 
 
+def most_sized(op: Op) -> int:
+    """Return the elements of a call up to which it is judged."""
+    return MOST_INTERPRETED if run_of(op) else MOST
+
+
 def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> CheckResult:
     """Judge a kernel at one size on some number of threads; an error is in the result.
 
@@ -100,6 +106,7 @@ def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | No
 
 def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments | None) -> CheckResult:
     kernel, case, op, adds = sized.kernel, sized.case, sized.kernel.op, sized.adds
+    doing(f"the reference of {op.name}")
     rng = np.random.default_rng(seed)
     given = arguments(op, case, rng) if real is None else dict(real)
     for name, x in given.items() if real is None else ():

@@ -1,7 +1,8 @@
 """``cpuopt check``: check kernels against their float64 references.
 
 Every kernel runs in a process of its own, on awkward shapes and on those of the model, and must give the same bits
-on any number of threads. The exit status is 1 if one is wrong.
+on any number of threads. The exit status is 1 if one is wrong, and 3 if one is UNCHECKED: it gave no answer within
+--limit seconds.
 
 Examples::
 
@@ -20,6 +21,9 @@ from ..train import settings
 from ..wording import nearest
 from . import common
 from .common import shared, show, start_numba
+
+UNCHECKED = 3
+"""The exit status if no kernel is wrong, and one was not judged."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -54,7 +58,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit status: 1 if a kernel or a gradient is wrong."""
+    """Run the verb; return its exit status: 1 if a kernel or a gradient is wrong, 3 if one could not be judged."""
     if args.gradient:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
@@ -77,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
             found = conform(child, wanted, planned, threads=counts, seed=seed, tick=lambda text: advance())
     content = {"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}
     show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))
-    return 1 if any(v.worst.verdict == "FAIL" for v in found) else 0
+    words = {v.worst.verdict for v in found}
+    return 1 if "FAIL" in words else UNCHECKED if "UNCHECKED" in words else 0
 
 
 def choose(

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..errors import UserError
-from .process import GRACE_S, Side, Worker
+from .process import GRACE_S, LateError, Side, Worker
 
 LIMIT_S = 120.0
 """Seconds that one answer may take, compilation included."""
@@ -140,7 +140,9 @@ class Child:
                 if message.startswith(("was ", "ended ", "closed ")):
                     while_ = f" ({self.doing})" if self.doing else ""
                     raise UserError(f"{who}its process {message}{while_}") from e
-                raise UserError(f"{who}{message}{self.hint}" if message.startswith("no answer ") else message) from e
+                if isinstance(e, LateError):
+                    raise LateError(f"{who}{message}{self.hint}") from e
+                raise UserError(message) from e
             raise
         except BaseException:
             self.close()

@@ -50,6 +50,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """A program that becomes another one, and is killed by Linux when its parent ends, even while it is stopped."""
 
 
+class LateError(UserError):
+    """There was no answer in time."""
+
+
 @dataclass(frozen=True)
 class Side:
     """A program that speaks the protocol, and its settings.
@@ -270,7 +274,7 @@ class Worker:
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     late = f"no answer to '{do}' within {self.limit_s:g} s{self._where()}; it was ended"
-                    raise UserError(f"{self.side.name}: {late}")
+                    raise LateError(f"{self.side.name}: {late}")
                 more = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not more:
                     raise self._died(do)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..check.gate import GateVerdict, Planned, conform
-from ..errors import UserError
+from ..check.gate import GateVerdict, Planned, conform, refuse
 from ..isolate.child import Asked, Child
 from ..kernels.toolkit.threads import cores
 from ..ops.storage import WIDE
@@ -94,6 +93,4 @@ def require(
     """
     mine = [(op, v) for v in dict.fromkeys(variants) if any((k["op"], k["variant"]) == (op, v) for k in child.start())]
     for verdict in check(child, threads, mine, jobs, sizes, tick) if mine else ():
-        if verdict.worst.verdict == "FAIL":
-            w = verdict.worst
-            raise UserError(f"{w.kernel} is wrong, so it is not timed: {w.reason} ({w.case})")
+        refuse(verdict.worst, "it is not timed")

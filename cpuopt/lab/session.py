@@ -177,8 +177,9 @@ def _check(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
     finally:
         child.say = tell
     row.found["check"] = v.to_json()
-    if v.worst.verdict == "FAIL":
-        raise UserError(f"{v.worst.reason} ({v.worst.case})")
+    if v.worst.refused:
+        unchecked = "UNCHECKED: " * (v.worst.verdict == "UNCHECKED")
+        raise UserError(f"{unchecked}{v.worst.reason} ({v.worst.case})")
     scratch = f"; scratch of {v.scratch:.3g} times its arrays" if v.scratch > 1 else ""
     return f"{v.worst.verdict}, {len(v.results)} cases, worst ratio {v.worst.ratio:.2f}{scratch}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isinf
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -36,7 +36,11 @@ def tables(
     bad += [Text(style.explained(marginal), STYLE["MARGINAL"])] * bool(marginal)
     bad += [Text(f"note: {v.op}[{v.variant}] asks for scratch of {v.scratch:.3g} times its arrays")
             for v in found if v.scratch > 1]  # fmt: skip
-    counts = [f"{sum(v.worst.verdict == s for v in found)} {s}" for s in ("PASS", "MARGINAL", "FAIL")]
+    unchecked = [v.worst.kernel for v in found if v.worst.verdict == "UNCHECKED"]
+    bad += [Text(f"UNCHECKED: {', '.join(unchecked)}: not judged, so neither right nor wrong",
+                 STYLE["UNCHECKED"])] * bool(unchecked)  # fmt: skip
+    words = ("PASS", "MARGINAL", "FAIL", *["UNCHECKED"] * bool(unchecked))
+    counts = [f"{sum(v.worst.verdict == s for v in found)} {s}" for s in words]
     skipped = sum(v.skipped for v in found)
     last = f"{', '.join(counts)} · threads {', '.join(map(str, threads))} · --seed {seed}"
     if skipped:
@@ -46,7 +50,7 @@ def tables(
 
 def ratio(x: float) -> str:
     """Format a ratio: empty if there is none, short if it is large."""
-    return "" if isinf(x) else f"{x:.3f}" if x < 1000 else f"{x:.1e}"
+    return "" if not isfinite(x) else f"{x:.3f}" if x < 1000 else f"{x:.1e}"
 
 
 def element(r: CheckResult) -> str:

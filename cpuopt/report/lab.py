@@ -136,7 +136,7 @@ def stages(r: KernelRow, saves: Sequence[tuple[str, float, str, bool]]) -> Table
         if name in r.said:
             word = next((w for w in STYLE if r.said[name].startswith((f"{w}:", f"{w},"))), "")
             rest = r.said[name][len(word) + 2 :] if word else r.said[name]
-            if r.bad == name:
+            if r.bad == name and word != "UNCHECKED":
                 word, rest = "FAIL", r.said[name]
             made.add_row(f"  {name}", Text(word, STYLE.get(word, "")), Text(rest))
         elif r.now == name:

@@ -23,6 +23,7 @@ STYLE = {
     "could not tell": "bold yellow",  # in records of earlier versions
     "PASS": "green",
     "MARGINAL": "yellow",
+    "UNCHECKED": "bold yellow",
     "FAIL": "bold red",
 }
 """The colours of verdicts."""
