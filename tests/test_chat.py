@@ -83,6 +83,16 @@ def test_the_cache_changes_no_logit(whole, variant):
         assert decoder.position == 64
 
 
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_other_tokens_can_be_read_from_an_earlier_position(whole, variant):
+    config, parameters, logits = whole
+    decoder = decoder_of(config, parameters, variant=variant)
+    decoder.read(IDS[:20])
+    decoder.read(IDS[::-1][:30])
+    decoder.position = 20
+    assert np.abs(decoder.read(IDS[20:30]) - logits[29]).max() < 1e-5 * np.abs(logits).max()
+
+
 @pytest.mark.parametrize("wrong", ["before", "after", "forgotten"])
 def test_a_wrong_position_and_a_forgotten_key_are_no_rounding(whole, wrong):
     """The mutants of the test above."""

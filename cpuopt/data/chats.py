@@ -333,7 +333,7 @@ def load_chats(
             unused.update(set(names))
             if form is None and not isinstance(said, str):
                 form = encoder_of(t, chat_format, f"--data {name}", adapters)
-            if system and not isinstance(said, str) and said[0][0] != "system":
+            if system and not isinstance(said, str) and said[0][0] not in ("system", "developer"):
                 said = [("system", system), *said]
             try:
                 ids, counted = encoded(said, t, form)

@@ -20,6 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
@@ -42,6 +44,8 @@ OPEN, SHUT = "\ufdd0", "\ufdd1"
 MARKED = re.compile(f"{OPEN}([^{OPEN}{SHUT}]+|{OPEN}|{SHUT}){SHUT}|[{OPEN}{SHUT}]")
 Message = tuple[str, str, bool]
 """Role and text of a message, and whether it counts."""
+Rendered = tuple[int, str]
+"""A text: the number of characters with which it begins as another one does, and what follows them."""
 
 
 @dataclass(frozen=True)
@@ -169,19 +173,20 @@ def encoder_of(
     raise UserError(f"{flag}: {lacks}")
 
 
-def _alike(a: str, b: str) -> int:
-    """Return the number of characters with which two texts begin alike."""
-    if b.startswith(a):
-        return len(a)
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def _jinja() -> bool:
     """Return whether Jinja is installed, and new enough."""
     try:
         return tuple(map(int, re.findall(r"\d+", metadata.version("jinja2"))[:3])) >= OLDEST
     except metadata.PackageNotFoundError:
         return False
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """Return the pattern of any of some texts, the longest first; by their beginnings, since there may be thousands."""
+    rests: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        rests.setdefault(text[:2], []).append(re.escape(text[2:]))
+    return "|".join(f"{re.escape(two)}(?:{'|'.join(rest)})" for two, rest in rests.items()) or "(?!)"
 
 
 class Template:
@@ -195,8 +200,7 @@ class Template:
     def __init__(self, tokenizer: Json, source: Source) -> None:
         self.tokenizer, self.source, self.rewritten = tokenizer, source, 0
         added = tokenizer.encoding.get_added_tokens_decoder().values()
-        texts = sorted((re.escape(t.content) for t in added if t.special and t.content), key=len, reverse=True)
-        alternatives = "|".join(texts) or "(?!)"
+        alternatives = _any_of([t.content for t in added if t.special and t.content])
         self._special = re.compile(f"(?<!{OPEN})(?:{alternatives})")
         self._foreign = re.compile(f"{alternatives}|{OPEN}|{SHUT}")
         self._newline = tokenizer.encode("\n")
@@ -217,8 +221,8 @@ class Template:
         texts = [self.source.special.get("eos_token", "")]
         try:
             chat = [("user", "a", False), ("assistant", "a", True)]
-            text = self.render(chat, False)
-            if (span := self._answer(self.render(chat[:1], True), text, text)) is not None:
+            (_, text), before = self._rendered(chat, [(0, 2, False), (0, 1, True)])
+            if (span := self._answer(text, before, (len(text), ""))) is not None:
                 texts += [m[0] for m in self._special.finditer(text, *span)][-1:]
         except UserError:  # which a chat will report
             pass
@@ -244,13 +248,17 @@ class Template:
         UserError
             If the template refuses the chat, or writes its last answer otherwise than where it asks for one.
         """
-        whole = self.render(chat, False)
         answers = [n for n, (role, _, counted) in enumerate(chat) if role == "assistant" and counted]
-        spans = []
-        for n in answers:
-            upto = whole if n + 1 == len(chat) else self.render(chat[: n + 1], False)
-            before = self.render(chat[:n], True) if n else self._heading()
-            spans.append(self._answer(before, upto, whole))
+        stretches = [stretch for n in answers for stretch in ((0, n, True), (0, n + 1, False))]
+        other = ("assistant", "b" if chat[0][1].strip().startswith("a") else "a", False)
+        if answers[:1] == [0]:  # nothing asks for it, so it begins where it differs from another one
+            stretches[0] = (len(chat), len(chat) + 1, False)
+        (_, whole), *found = self._rendered([*chat, other], [(0, len(chat), False), *stretches])
+        if answers[:1] == [0]:
+            found[0] = (found[0][0], "")
+        spans = [self._answer(whole, before, upto) for before, upto in zip(found[::2], found[1::2], strict=True)]
+        if answers and spans[-1] is None and answers[-1] + 1 < len(chat):  # what follows the last answer changes it
+            return self.example(chat[: answers[-1] + 1])
         if answers and spans[-1] is None:
             raise UserError(
                 f"the chat template of {self.source.where!r} writes message {answers[-1] + 1} otherwise than where it "
@@ -259,33 +267,28 @@ class Template:
         if None in spans:
             self.rewritten += 1
             spans = spans[-1:]
-        ids, offsets = self._encoded(whole)
-        counted, end = list[bool](), 0
-        for _, behind in offsets:
-            if behind > end:
-                counted.append(any(lo < behind and end < hi for lo, hi in filter(None, spans)))
-                end = behind
-            else:  # of a character of several tokens, or what a tokenizer put there
-                counted.append(bool(counted) and counted[-1])
-        return ids, counted
+        ids, behind = self._encoded(whole)
+        ends = np.maximum.accumulate(np.array(behind, np.int64))
+        starts = np.concatenate([[0], ends])[:-1]
+        counted = np.zeros(len(ids), np.bool_)
+        for lo, hi in filter(None, spans):
+            counted |= (starts < hi) & (lo < ends)
+        # A token without a character of its own is one of several of a character, or put there: as the one before.
+        before = np.maximum.accumulate(np.where(ends > starts, np.arange(len(ids)), 0))
+        return ids, counted[before].tolist()
 
-    def _heading(self) -> str:
-        """Return the text before an answer that begins a chat: a prompt for it would have no message."""
-        one, other = (self.render([("assistant", text, True)], False) for text in ("a", "b"))
-        return one[: _alike(one, other)]
-
-    def _answer(self, before: str, upto: str, whole: str) -> tuple[int, int] | None:
+    def _answer(self, whole: str, before: Rendered, upto: Rendered) -> tuple[int, int] | None:
         """Return where an answer lies in the text of a chat; None if it is not what its prompt asks for.
 
         Parameters
         ----------
         before : the rendered prompt for it.
         upto : the rendered chat that ends with it; a token behind its end may differ.
-        whole : the rendered chat.
         """
-        start, end = len(before), _alike(upto, whole)
-        if not (upto.startswith(before) and whole.startswith(before)):
+        (start, other), (end, behind) = before, upto
+        if other or start > end:
             return None
+        upto = whole[:end] + behind
         marks = list(self._special.finditer(upto, start))
         end = min([m.start() for m in marks if m.start() < end < m.end()], default=end)
         if self._special.sub("", upto[end:]).strip():
@@ -296,53 +299,58 @@ class Template:
             marks.pop()
         return (start, end) if end > start else None
 
-    def _encoded(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a rendered text, and where each token lies in it."""
-        ids, offsets, at = list[int](), list[tuple[int, int]](), 0
+    def _encoded(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a rendered text, and where each token ends in it."""
+        ids, ends, at = list[int](), list[int](), 0
         parts = [(m.start(), m.end(), m[1]) for m in MARKED.finditer(text)]
         for start, end, said in [*parts, (len(text), len(text), None)]:
             for piece, place, special in ((text[at:start], at, True), (said or "", start + 1, False)):
-                some, there = self._piece(piece, special, not offsets)
+                some, there = self._piece(piece, special, not ids)
                 if said and not special and self.tokenizer.id_of(said) in some:
                     raise UserError(f"the tokenizer {self.tokenizer.path!r} makes the special token {said!r} of text")
                 ids += some
-                offsets += [(lo + place, hi + place) for lo, hi in there]
+                ends += [place + n for n in there]
             at = end
-        return ids, offsets
+        return ids, ends
 
-    def _piece(self, text: str, special: bool, first: bool) -> tuple[list[int], list[tuple[int, int]]]:
+    def _piece(self, text: str, special: bool, first: bool) -> tuple[list[int], list[int]]:
         """Return the ids of a piece: within a text, SentencePiece puts no space before it, as behind a newline."""
         if not text or first:
-            return self.tokenizer.spans(text, special)
-        ids, places = self.tokenizer.spans("\n" + text, special)
-        newline = self._newline
-        if ids[: len(newline)] != newline:
-            return self.tokenizer.spans(text, special)
-        return ids[len(newline) :], [(max(0, lo - 1), hi - 1) for lo, hi in places[len(newline) :]]
+            return self.tokenizer.encode_chat(text, special)
+        ids, ends = self.tokenizer.encode_chat("\n" + text, special)
+        n = len(self._newline)
+        if ids[:n] != self._newline:
+            return self.tokenizer.encode_chat(text, special)
+        return ids[n:], [end - 1 for end in ends[n:]]
 
     def render(self, chat: Sequence[Message], prompt: bool) -> str:
-        """Return the text of a chat, with the prompt for an answer or without.
+        """Return the text of a chat, with the prompt for an answer or without; it has the marks of special texts."""
+        return self._rendered(chat, [(0, len(chat), prompt)])[0][1]
+
+    def _rendered(self, chat: Sequence[Message], stretches: Sequence[tuple[int, int, bool]]) -> list[Rendered]:
+        """Return the texts of stretches of a chat, each beside the first.
 
         Raises
         ------
         UserError
-            If the template refuses it, or takes too long.
+            If the template refuses one, or takes too long.
         """
         messages = [{"role": role, "content": self._foreign.sub(f"{OPEN}\\g<0>{SHUT}", text)} for role, text, _ in chat]
         worker = self._worker or self._start()
-        self._left += EACH_S
+        self._left += EACH_S * len(stretches)
         worker.limit_s = min(LIMIT_S, max(self._left, EACH_S))
         began = time.monotonic()
         try:
-            text = worker.ask("render", messages=messages, prompt=prompt).get("text")
+            answer = worker.ask("render", messages=messages, stretches=stretches)
+            texts = [(int(n), str(rest)) for n, rest in answer["texts"]]
+        except (KeyError, TypeError, ValueError) as e:
+            raise UserError(f"{worker.side.name}: its answer is no list of texts") from e
         except BaseException:
             self._worker = None
             self._close()
             raise
         self._left -= time.monotonic() - began
-        if not isinstance(text, str):
-            raise UserError(f"{worker.side.name}: its answer is no text")
-        return text
+        return texts
 
     def _start(self) -> Worker:
         side = Side.module(f"the chat template of {self.source.where!r}", "cpuopt.isolate.jinja")

@@ -200,10 +200,10 @@ class Json(Tokenizer):
         self.chat_templates = companions.chat_templates(folder, files)
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
-        return self.spans(text)[0]
+        return self.encode_chat(text, special=False)[0]
 
-    def spans(self, text: str, special: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
-        """Turn text into ids and the places of their characters; the texts of special tokens are these if `special`."""
+    def encode_chat(self, text: str, special: bool) -> tuple[list[int], list[int]]:
+        """Turn text into ids and where each ends in it; with `special`, what special tokens are called is these."""
         text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
         with untrusted.guarded(self.path, "fails on the text"):
             if self.growth > untrusted.USUAL:
@@ -214,7 +214,7 @@ class Json(Tokenizer):
                 found = self.encoding.encode(text, add_special_tokens=False)
             finally:
                 self.encoding.encode_special_tokens = True
-            return list(found.ids), list(found.offsets)
+            return list(found.ids), [end for _, end in found.offsets]
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [*self.before, *self.encode(text)] or [self.eot]

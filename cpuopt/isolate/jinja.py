@@ -90,6 +90,13 @@ def renderer(source: str, environment: type[jinja2.Environment] = ImmutableSandb
     return render
 
 
+def alike(a: str, b: str) -> int:
+    """Return the number of characters with which two texts begin alike."""
+    if a.startswith(b):
+        return len(b)
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def reason(e: BaseException) -> str:
     """Return why a template failed, in its own words if it has some."""
     if isinstance(e, MemoryError):
@@ -117,9 +124,15 @@ class Answers:
         return {}
 
     def render(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        """Render a chat."""
-        asked = {"messages": request["messages"], "add_generation_prompt": request["prompt"]}
-        return {"text": self._tried(self.render_one, **self.variables, **asked)}
+        """Render stretches of a chat: each as the characters that it shares with the first, and the rest."""
+        first, texts = "", list[tuple[int, str]]()
+        for start, end, prompt in request["stretches"]:
+            asked = {"messages": request["messages"][start:end], "add_generation_prompt": prompt}
+            text = self._tried(self.render_one, **self.variables, **asked)
+            n = alike(first, text)
+            texts.append((n, text[n:]))
+            first = first or text
+        return {"texts": texts}
 
     def _tried(self, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
