@@ -208,7 +208,7 @@ def test_data(refused, data, words):
     ("data", "form", "words"),
     [
         ("c.jsonl", "alpaca", "--chat-format 'alpaca': expected chatml or llama3"),
-        ("text.txt", "chatml", "--chat-format chatml: --data text.txt is text, which has no messages; expected a "),
+        ("text.txt", "chatml", "--chat-format: --data text.txt is text, without examples; leave it out"),
     ],
 )
 def test_forms_of_chats(refused, data, form, words):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,16 +12,18 @@ import pytest
 from cpuopt import Choice, cli
 from cpuopt.comm.threads import Team
 from cpuopt.data.chats import encoded, load_chats, packed
+from cpuopt.data.corpus import is_examples, load_corpus
 from cpuopt.data.forms import FORMATS, TurnEncoder
-from cpuopt.data.shapes import Message, said_by
+from cpuopt.data.shapes import example_of, rows_of
+from cpuopt.data.stored import File
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.models import parse
-from cpuopt.train.job import Settings, prepare
+from cpuopt.train.job import Settings, data_of, prepare
 
-TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "")]
+TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "No")]
 NAMES = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
@@ -45,6 +48,12 @@ def lines(*examples, name="c.jsonl"):
 
 def chat(*turns):
     return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+
+def weighed(weight, role="assistant", name="weight"):
+    """A question and its answer, one of which has a weight, or another field."""
+    turns = chat(("user", "a"), ("assistant", "b"))
+    return {"messages": [{**m, **({name: weight} if m["role"] == role else {})} for m in turns["messages"]]}
 
 
 def pairs(n):
@@ -114,26 +123,198 @@ def test_what_a_message_says_is_no_special_token():
     assert Counter(i for i in example.ids.tolist() if i >= 0xFE) == {0xFE: 2, 0xFF: 2}
 
 
+QA = [("user", "Q", False), ("assistant", "A", True)]
+OPENAI = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
+SHAREGPT = {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]}
+ALPACA = {"instruction": "Q", "input": "", "output": "A"}
+OTHER = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "B", "weight": 1, "name": "x"}]
+SHAPES = {
+    "OpenAI": (OPENAI, QA),
+    "a weight of 0": (
+        {"messages": [OPENAI["messages"][0], {**OPENAI["messages"][1], "weight": 0}, *OTHER]},
+        [QA[0], ("assistant", "A", False), ("user", "no", False), ("assistant", "B", True)],
+    ),
+    "ShareGPT": (SHAREGPT, QA),
+    "ShareGPT with a system column, and an id": ({"id": 7, "system": "S", **SHAREGPT}, [("system", "S", False), *QA]),
+    "Magpie: the conversation again in two columns": ({**SHAREGPT, "instruction": "Q", "response": "A"}, QA),
+    "Alpaca": (ALPACA, QA),
+    "Alpaca as on the hub, with its text": ({**ALPACA, "text": "### Instruction:\nQ\n\n### Response:\nA"}, QA),
+    "Alpaca with an input": ({**ALPACA, "input": "I"}, [("user", "Q\nI", False), QA[1]]),
+    "Dolly": ({"instruction": "Q", "context": "", "response": "A", "category": "open_qa"}, QA),
+    "OpenOrca": ({"system_prompt": "", "question": "Q", "response": "A", "id": "niv"}, QA),
+    "GSM8K": ({"question": "Q", "answer": "A"}, QA),
+    "prompt and response": ({"prompt": "Q", "response": "A", "source": "x", "score": 0.5}, QA),
+    "prompt and completion": ({"prompt": "Q", "completion": "A"}, QA),
+    "TRL": ({"prompt": OPENAI["messages"][:1], "completion": OPENAI["messages"][1:]}, QA),
+    "TRL with an answer in the prompt": (
+        {"prompt": [*OPENAI["messages"], OTHER[0]], "completion": OTHER[1:]},
+        [QA[0], ("assistant", "A", False), ("user", "no", False), ("assistant", "B", True)],
+    ),
+    "UltraChat, no_robots": ({"prompt": "Q", "prompt_id": "0", "category": "Open QA", **OPENAI}, QA),
+    "its rendered text beside it": ({**OPENAI, "text": "<|user|>Q<|assistant|>A<|end|>"}, QA),
+    "text": ({"text": "plain", "label": False}, "plain"),
+    "null columns": ({"messages": None, "prompt": "Q", "completion": "A", "text": None, "tools": None}, QA),
+    "empty columns": ({**OPENAI, "prompt": "", "completion": "", "text": "", "tools": []}, QA),
+    "content in parts": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}, OPENAI["messages"][1]]},
+        QA,
+    ),
+    "role developer": (
+        {"messages": [{"role": "developer", "content": "S"}, *OPENAI["messages"]]},
+        [("system", "S", False), *QA],
+    ),
+}
+
+
+def said_in(name, content):
+    """What the rows of a file say, with their lines."""
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    rows = [(row.where.rsplit(" ", 1)[1], row.value()) for row in rows_of(File(Path(name)))]
+    return [(where, example_of(value).said) for where, value in rows]
+
+
+@pytest.mark.parametrize("row", SHAPES.values(), ids=SHAPES.keys())
+def test_published_shapes(row):
+    row, said = row
+    assert said_in("c.jsonl", json.dumps(row)) == [("1", said)]
+
+
+LINE = json.dumps(OPENAI)
+LONG = json.dumps(OPENAI, indent=1)
+FILES = {
+    "lines": ("c.jsonl", f"{LINE}\n{LINE}\n", "12"),
+    "another name of them": ("c.ndjson", f"{LINE}\n{LINE}\n", "12"),
+    "capital letters": ("C.JSONL", f"{LINE}\n{LINE}\n", "12"),
+    "no name for them": ("examples", f"{LINE}\n{LINE}\n", "12"),
+    "no end of the last line, and empty lines": ("c.jsonl", f"\n{LINE}\n\n \n{LINE}", "25"),
+    "lines of Windows, a byte order mark": ("c.jsonl", f"\ufeff{LINE}\r\n\r\n{LINE}\r\n", "13"),
+    "a list": ("c.json", json.dumps([OPENAI] * 2), "11"),
+    "a list, indented": ("c.json", json.dumps([OPENAI] * 2, indent=1), ["2", "14"]),
+    "a list by no name": ("c", f"\ufeff [\r\n{LINE},\r\n{LINE}\r\n]\r\n", "23"),
+    "objects of several lines": ("c.json", f"{LONG}\n{LONG}\n", ["1", "13"]),
+    "a list of messages in each line": ("c.jsonl", f"{json.dumps(OPENAI['messages'])}\n" * 2, "12"),
+}
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES.keys())
+def test_files_of_examples_are_recognized_by_their_content(file):
+    name, content, where = file
+    assert said_in(name, content) == [(line, QA) for line in where]
+    assert is_examples(name)
+    with pytest.raises(UserError, match=r"holds examples, and no text; .* a file whose name ends in .txt is text"):
+        load_corpus(name, vocab_size=256, T=4, B=1)
+    Path("c.txt").write_bytes(Path(name).read_bytes())
+    assert not is_examples("c.txt")
+    assert "'c.txt' is JSON, read as text for its name" in load_corpus("c.txt", vocab_size=256, T=4, B=1).source
+
+
+def test_parquet_is_read_as_the_lines_that_it_is_converted_to():
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{**OPENAI, "id": 1, "tools": None}, {"messages": OTHER, "id": 2, "tools": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), "c.parquet")
+    content = Path("c.parquet").read_bytes()
+    other = [("user", "no", False), ("assistant", "B", True)]
+    assert said_in("c.parquet", content) == [("1", QA), ("2", other)]
+    assert said_in("c", content) == [("1", QA), ("2", other)]
+    assert is_examples("c")
+    Path("c.parquet").write_bytes(content[:-8])
+    with pytest.raises(UserError, match=r"^cannot read 'c.parquet': .*"):
+        load(name="c.parquet")
+
+
+def test_without_its_library_parquet_says_what_to_install_and_what_converts_it(monkeypatch):
+    Path("c.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'cpuopt\[parquet\]' .* pandas.read_parquet\('c.parquet'\).to_"):
+        load(name="c.parquet")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"c.json": f"[{LINE},\n{LINE}"}, "'c.json', line 2: the list has no ']'; was the file cut short?"),
+        ({"c.json": f"[{LINE},\n{LINE[:-3]}"}, "'c.json', line 2: it is no JSON (Expecting ',' delimiter at character"),
+        (
+            {"c.json": f"[{LINE}\n{LINE}]"},
+            "'c.json', line 2: '{\"messages\": [{\"role' follows an example; expected",
+        ),
+        (
+            {"c.json": f"[\n{LINE}]\n{LINE}"},
+            "'c.json', line 3: '{\"messages\": [{\"role' follows the list; expected",
+        ),
+        ({"c.json": f"[\n{LINE},\n1]"}, "'c.json', line 3: it is a whole number; expected an object with 'messages',"),
+        ({"c.json": '{"a": 1}'}, "'c.json', line 1: it has 'a'; expected 'messages', 'conversations',"),
+        ({"c.json": "[]"}, "'c.*' has no example; expected a row for each"),
+        (
+            {"c.json": LINE, "c.txt": "a"},
+            "'c.*' matches examples, such as 'c.json', and text, such as 'c.txt'; give",
+        ),
+    ],
+)
+def test_a_file_whose_rows_cannot_be_told_apart_is_named(files, words):
+    for name, content in files.items():
+        Path(name).write_text(content)
+    with pytest.raises(UserError) as e:
+        data_of(Settings(data="c.*"), 256, None)
+    assert str(e.value).startswith(words)
+
+
+def test_json_of_another_kind_is_text_beside_texts():
+    Path("package.json").write_text('{"name": "x"}')
+    Path("a.js").write_text("{ let x = 1 }\n" * 9)
+    assert not is_examples("*")
+    assert load_corpus("*", vocab_size=256, T=4, B=1).files
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("{", "line 2: it is no JSON (Expecting property name"),
         (
             "hello",
-            "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', or 'prompt' "
-            "and 'completion', or 'text', on one line",
+            "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', "
+            "'conversations', 'prompt' with 'completion', 'instruction' with 'output', or 'text', on one line",
         ),
-        ("", "line 2: it is empty; expected an example"),
-        ("[1]", "line 2: it is a list; expected an object with 'messages', or"),
+        ("1", "line 2: it is a whole number; expected an object with 'messages', "),
+        ('{"text": "a"} {"text": "b"}', 'it has more than one value: \'{"text": "b"}\'; expected one on each line'),
         ('{"text": "a", "text": "b"}', "'text' comes twice"),
-        ({"prompt": "a"}, "it has 'prompt'; expected 'messages', or"),
-        ({"prompt": "a", "completion": 3}, "'completion' is 3; expected a text"),
+        ({"prompt": "a", "chosen": "b"}, "it has 'chosen', 'prompt'; expected 'messages', "),
+        ({"prompt": "a", "completion": 3}, "'completion' is 3; expected a text or a list of messages"),
         ({"messages": {}}, "'messages' is {}; expected a list of messages"),
         (chat(("user", "a")), "none of its 1 message is the assistant's"),
-        (chat(("tool", "a"), ("assistant", "b")), "message 1 has the role 'tool'; expected system, user, assistant"),
+        (chat(("tool", "a"), ("assistant", "b")), "message 1 has the role 'tool': tool calls are not trained; --skip-"),
         ({"messages": [{"role": "user"}]}, "message 1 is {'role': 'user'}; expected a 'role' and a 'content'"),
         ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 has the role"),
-        ({"text": ""}, "line 2: it is empty; expected a text"),
+        (chat(("narrator", "a"), ("gpt", "b")), "message 1 has the role 'narrator'; expected system, user, assistant"),
+        ({"text": " "}, "line 2: it is empty; expected a text"),
+        (
+            chat(("user", "a"), ("assistant", " ")),
+            "message 2, an answer, is empty: the model would learn to say nothing",
+        ),
+        ({"prompt": "a", "completion": ""}, "message 2, an answer, is empty"),
+        (weighed(0), "none of its 2 messages has a weight of 1, so nothing would count"),
+        (weighed(0.5), "message 2 has the weight 0.5; expected 0 or 1"),
+        (weighed("0"), "message 2 has the weight '0'; expected 0 or 1"),
+        (weighed(1, "user"), "message 1 has the weight 1; expected 0: answers alone count"),
+        (weighed(0, name="weights"), "message 2 has 'weights', which is not read: a message has 'weight', 0 or 1"),
+        ({"text": "a", "weight": 0.5}, "it has 'weight', which is not read: an example has no weight of its own"),
+        ({**chat(("assistant", "a")), "tools": [{}]}, "it has 'tools', which is not read: tool calls are not trained"),
+        (weighed([{}], name="tool_calls"), "message 2 has 'tool_calls', which is not read: tool calls are not trained"),
+        (weighed("x", name="reasoning_content"), "message 2 has 'reasoning_content', which is not read: only its con"),
+        ({"prompt": "a", "completion": "b", "label": False}, "its 'label' is false, so the answer is not wanted"),
+        ({"prompt": "a", "completion": "b", "images": ["c.png"]}, "it has 'images', which is not read: only text is"),
+        (chat(("user", [{"type": "image_url"}]), ("assistant", "b")), "message 1 has a part of the type 'image_url'"),
+        (
+            {**chat(("assistant", "a")), "text": "b"},
+            "its messages and its text are two examples; leave",
+        ),
+        (
+            {"prompt": "a", "output": "b", "response": "c"},
+            "its prompt, response and its prompt, output are two",
+        ),
+        ({**chat(("system", "a"), ("assistant", "b")), "system": "c"}, "its 'system' and its first message are two;"),
         ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),
     ],
 )
@@ -158,17 +339,64 @@ def test_a_byte_order_mark_and_lines_of_windows_are_read():
 
 
 def test_what_is_cut_and_what_is_not_used_is_reported():
-    lines({"text": "0123456789", "id": 1}, {"text": "0123", "id": 2}, {"prompt": "a" * 30, "completion": "b"})
-    data = load(T=6)
+    lines({"text": "012345", "id": 1}, {"text": "0123", "id": 2}, {"prompt": "a" * 30, "completion": "b"})
+    data = load(T=6, truncate=True)
     r = data.report()
-    assert (r["examples"], r["cut"], r["tokens_cut"]) == (3, 2, (11 - 7) + (52 - 7))
-    assert (r["tokens"], r["counted"]) == (11 + 5 + 52, 6 + 4)
+    assert (r["examples"], r["cut"], r["tokens_cut"]) == (3, 1, 52 - 7)
+    assert (r["tokens"], r["counted"]) == (7 + 5 + 52, 6 + 4)
     assert r["without_counted"] == ["'c.jsonl', line 3"]
     assert r["unused"] == {"id": 2}
+    assert r["shapes"] == {"text": 2, "prompt, completion": 1}
     assert "1 example left out, because no token counts within -T 6: 'c.jsonl', line 3 first" in data.description
+    assert "read from text or prompt, completion; " in data.description
+    assert "10 of 64 tokens count (16 %)" in data.description
     lines({"prompt": "a" * 30, "completion": "b"})
     with pytest.raises(UserError, match="no token of any example counts within -T 6; take a larger -T"):
-        load(T=6)
+        load(T=6, truncate=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "cut", "words"),
+    [
+        (10, 300, 3, ""),
+        (10, 300, 4, "cuts 4 of 331 tokens off the ends of 1 example, and with them 3 of the 301 that count; take"),
+        (300, 10, 2, "cuts 2 of 331 tokens off the ends of 1 example, and with them 1 of the 11 that count; take"),
+    ],
+)
+def test_more_than_a_hundredth_of_tokens_or_targets_is_cut_only_if_asked_for(asked, answer, cut, words):
+    lines({"prompt": "q" * asked, "completion": "a" * answer})
+    longest = load(T=999).report()["longest"]
+    if words:
+        with pytest.raises(UserError, match=rf"{words} a larger -T \(the longest needs {longest - 1}\), or --truncate"):
+            load(T=longest - 1 - cut)
+    assert load(T=longest - 1 - cut, truncate=bool(words)).report()["tokens_cut"] == cut
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_long_text_is_split_into_rows_in_which_each_token_is_a_target_once(pack):
+    text = "".join(chr(33 + i % 90) for i in range(100))
+    lines({"text": text}, {"text": "short"})
+    data = load(T=16, pack=pack)
+    rows = data.rows("train")
+    assert (len(rows), data.report()["split"], data.report()["tokens_cut"]) == (7 if pack else 8, 1, 0)
+    pieces = sorted((e for row in rows for e in row if e.number == 1), key=lambda e: -e.size)
+    seen = Counter(int(i) for e in pieces for i in e.ids[1:])
+    assert seen == Counter(text.encode())
+    assert "1 text of more than a row split" in data.description
+    whole = load(T=200)
+    assert whole.report()["split"] == 0
+    assert whole.fingerprint != data.fingerprint  # in earlier versions its text was cut
+
+
+def test_skipped_examples_are_counted_and_the_first_is_named():
+    lines({"text": "a"}, "{", chat(("user", "a"), ("assistant", "")), {"text": "b"})
+    data = load(skip_invalid=True)
+    assert [e.where for e in sorted(data.train, key=lambda e: e.number)] == ["'c.jsonl', line 1", "'c.jsonl', line 4"]
+    assert "2 examples skipped: 'c.jsonl', line 2: it is no JSON" in data.description
+    assert len(data.report()["skipped"]) == 2
+    lines("{", "{")
+    with pytest.raises(UserError, match=r"'c.jsonl' has no example: 'c.jsonl', line 1: it is no JSON"):
+        load(skip_invalid=True)
 
 
 # Split, rows and batches
@@ -182,7 +410,7 @@ def test_a_tenth_is_held_out_by_the_lines_alone():
     there = load(name="d.jsonl")
     assert (len(here.val), len(here.train)) == (5, 52)
     assert [e.ids.tolist() for e in here.val] == [e.ids.tolist() for e in there.val]
-    assert load(T=24).val[0].ids[:5].tolist() == here.val[0].ids[:5].tolist()
+    assert load(T=24, truncate=True).val[0].ids[:5].tolist() == here.val[0].ids[:5].tolist()
     lines(*pairs(9))
     assert len(load().val) == 0
     lines(*[examples[0]] * 15, *examples[1:6])
@@ -267,14 +495,7 @@ def test_show_prints_packed_rows(capsys):
     assert "row 1, from token 0: 'c.jsonl', line 3" in out
     assert "row 2" not in out
     assert cli.main(["train", "--model", "llama-tiny", "--steps", "1", "--pack"]) == 2
-    assert "--pack: --data builtin is text, whose rows are full; expected a .jsonl" in capsys.readouterr().err
-
-
-def test_said_by_names_what_is_not_used():
-    assert said_by(b'{"messages": [{"role": "assistant", "content": "a", "name": "n"}], "id": 1}') == (
-        [Message("assistant", "a", True)],
-        ["id", "messages.name"],
-    )
+    assert "--pack: --data builtin is text, without examples; leave it out" in capsys.readouterr().err
 
 
 TRAIN = ["train", "--model", "llama-tiny", "-T", "64", "-B", "2", "--data", "c.jsonl", "--variant", "vanilla"]

@@ -32,12 +32,12 @@ def flags(p: argparse.ArgumentParser) -> None:
         "target", metavar="NAME", type=Path, help="Write files of this path, with _train.bin and _val.bin behind it."
     )
     settings.flags(q, "tokenizer")
-    q = what.add_parser("show", help="show examples of a .jsonl as the model sees them, and which tokens count")
-    q.add_argument("data", metavar="FILE.jsonl", help="Read this file of examples, or a glob.")
+    q = what.add_parser("show", help="show examples as the model sees them, and which tokens count")
+    q.add_argument("data", metavar="FILE", help="Read this file of examples in JSON or Parquet, or a glob.")
     q.add_argument(
         "--limit", type=int, default=5, metavar="N", help="Show this many examples, or rows. Default: %(default)s."
     )
-    settings.flags(q, "init", "tokenizer", "chat_format", "system", "pack", "T", T=1024)
+    settings.flags(q, "init", "tokenizer", "chat_format", "system", "pack", "skip_invalid", "T", T=1024)
     shared(q, "--json")
     shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 
@@ -85,14 +85,14 @@ def _tokenize(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ..data.chats import is_chats, load_chats
-    from ..data.corpus import files_of, get_tokenizer
+    from ..data.chats import load_chats
+    from ..data.corpus import files_of, get_tokenizer, is_examples
     from ..errors import UserError
     from ..report import console
     from ..wording import plain
 
-    if not is_chats(args.data):
-        raise UserError(f"data show: {args.data!r} holds no examples by its name; expected a .jsonl, a line for each")
+    if not is_examples(args.data):
+        raise UserError(f"data show: {args.data!r} is text, all of which counts; expected examples in JSON or Parquet")
     for flag, n in {"-T": args.T, "--limit": args.limit}.items():
         if n < 1:
             raise UserError(f"{flag} {n}: expected 1 or more")
@@ -111,16 +111,19 @@ def _show(args: argparse.Namespace) -> int:
         chat_format=args.chat_format,
         system=args.system,
         pack=args.pack,
+        truncate=True,
+        skip_invalid=args.skip_invalid,
     )
     examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)
-    rows = [*data.rows("train"), *data.rows("val")] if args.pack else [[e] for e in examples]
-    held_out = set(data.val)
+    parts = [[part] for e in examples for part in e.parts(args.T)]
+    rows = [*data.rows("train"), *data.rows("val")] if args.pack else parts
+    held_out = {e.number for e in data.val}
     found = [
         {
             "row": row,
             "start": sum(other.size for other in some[:n]),
             "where": e.where,
-            "split": "val" if e in held_out else "train",
+            "split": "val" if e.number in held_out else "train",
             "cut": e.cut,
             "targets": e.targets,
             "ids": e.ids.tolist(),

@@ -34,9 +34,8 @@ USUAL_ROW = 64
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
-    settings.flags(
-        p, "data", "chat_format", "system", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads"
-    )
+    settings.flags(p, "data", "chat_format", "system", "truncate", "skip_invalid", "tokenizer", "B", "variant", "swap")
+    settings.flags(p, "kernels", "dtype", "threads")
     shared(p, "--adapter")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
     p.add_argument(
@@ -142,13 +141,13 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
     UserError
         For a text that is too short, or cannot be read.
     """
-    from ..data.chats import ChatBatches, is_chats, load_chats
-    from ..data.corpus import files_of, held_out_beside, load_corpus
+    from ..data.chats import ChatBatches, load_chats
+    from ..data.corpus import files_of, held_out_beside, is_examples, load_corpus
     from ..data.datasets import DATASETS
 
     c = weights.config
     tokenizer = args.tokenizer or weights.tokenizer
-    if is_chats(args.data):
+    if is_examples(args.data):
         T = args.T or c.longest(weights.trained_length)
         examples = load_chats(
             files_of(args.data),
@@ -159,15 +158,16 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
             chat_format=args.chat_format,
             system=args.system,
             adapters=args.adapter,
+            truncate=args.truncate,
+            skip_invalid=args.skip_invalid,
         )
         part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
         asked = examples.of(part)
         if not asked:
             raise UserError(f"--split {part}: {args.data} has no examples there; take --split all")
-        T = args.T or max(e.size for e in asked)
-        return examples, ChatBatches(
-            [[e] for e in asked], min(args.B, len(asked)), T, None, False, f"{args.data} ({part})"
-        )
+        T = args.T or min(T, max(e.size for e in asked))
+        rows = [[piece] for e in asked for piece in e.parts(T)]
+        return examples, ChatBatches(rows, min(args.B, len(rows)), T, None, False, f"{args.data} ({part})")
     text = load_corpus(args.data, vocab_size=c.vocab_size, T=1, B=1, tokenizer=tokenizer, needed=())
     named = args.data != "builtin" and args.data not in DATASETS and not held_out_beside(Path(args.data))
     split: Split = args.split or ("all" if named and text.fingerprint != weights.trained_on else "val")

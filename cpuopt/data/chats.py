@@ -1,22 +1,17 @@
-"""Examples of chats and texts from JSON lines, of which only what the assistant says counts for the loss.
+"""Examples as tokens, of which only what the assistant says counts for the loss, and their batches.
 
-A line is one example::
-
-    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
-    {"prompt": "...", "completion": "..."}      the same as a user's message and the assistant's
-    {"text": "..."}                             all of which counts
-
-A row of a batch holds one example or, packed, as many as fit, each of which attends to itself alone; and padding behind
-them, of which nothing counts. A tenth of the examples is held out. Which ones depends on their lines alone, and not on
-the order of the lines.
+An example is what a row of a file says (`shapes`): messages, or a text, all of which counts. A row of a batch holds one
+example or, packed, as many as fit, each of which attends to itself alone; and padding behind them, of which nothing
+counts. A text that is longer than a row takes several; messages are cut. A tenth of the examples is held out. Which
+ones depends on the rows of the files alone, and not on their order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -31,29 +26,26 @@ from ..errors import UserError
 from ..wording import count
 from .batches import require_known_ids, sorted_order
 from .forms import FORMATS, TurnEncoder, require_format
-from .shapes import Said, said_by
-from .stored import File, tokens_of
+from .shapes import Message, Said, example_of, rows_of
+from .stored import File
 from .templates import Template, encoder_of
 from .tokenizers import Tokenizer, get_tokenizer, require_fit
 
 IGNORED = -100
 """The target of a token that does not count."""
-
-
-def is_chats(spec: str) -> bool:
-    """Return whether ``--data`` names a file of examples: its name ends in ``.jsonl``."""
-    return spec.endswith(".jsonl")
+MOST_CUT = 0.01
+"""The share of the tokens, and of those that count, that is cut off long examples without being asked."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChatExample:
-    """One line as tokens.
+    """One example as tokens.
 
     Attributes
     ----------
     number : counted from 1 in all files.
     where : file and line.
-    ids : (n,) int32, cut to the T + 1 tokens that a row reads and predicts.
+    ids : (n,) int32; of messages cut to the T + 1 tokens that a row reads and predicts.
     counted : (n,) bool, which of them the model learns to write.
     cut : the tokens that were left out.
     """
@@ -73,6 +65,13 @@ class ChatExample:
     def targets(self) -> int:
         """The tokens that count: the first is never predicted."""
         return int(self.counted[1:].sum())
+
+    def parts(self, T: int) -> list[ChatExample]:
+        """Return it in parts that fit into rows of T tokens, of which each target is in one."""
+        if self.size <= T:
+            return [self]
+        slices = [slice(at, at + T + 1) for at in range(0, self.size, T)]
+        return [replace(self, ids=self.ids[part], counted=self.counted[part]) for part in slices]
 
     def runs(self, tokenizer: Tokenizer) -> list[tuple[bool, str]]:
         """Return its text in runs of tokens that count, or do not; special tokens have their names."""
@@ -122,11 +121,13 @@ class Chats:
     ----------
     name : the name that the user gave.
     tokenizer : its name or its file, for `get_tokenizer`.
-    T : the tokens of a row, to which examples are cut.
+    T : the tokens of a row.
     pack : whether a row holds as many examples as fit, or one.
     train, val : the examples that have a token that counts.
     idle : the examples that have none within T.
-    unused : how often lines have a name that is not used.
+    shapes : how many examples are read from which names.
+    unused : how many rows have a name that is not used.
+    skipped : why examples were left out that are none, one text for each.
     notes : what a user should know of how chats became tokens, in sentences.
     fingerprint : sixteen hex digits of all tokens and of what counts, by which a resumed run notices other data.
     """
@@ -138,7 +139,9 @@ class Chats:
     train: Sequence[ChatExample]
     val: Sequence[ChatExample]
     idle: Sequence[ChatExample]
+    shapes: dict[str, int]
     unused: dict[str, int]
+    skipped: Sequence[str]
     fingerprint: str
     files: tuple[File, ...] = ()
     ends: str = ""
@@ -149,10 +152,12 @@ class Chats:
         kept = [*self.train, *self.val]
         every = [*kept, *self.idle]
         lengths = [e.ids.size + e.cut for e in every]
-        packed_rows = len(packed(self.train, self.T))
-        rows = packed_rows if self.pack else len(self.train)
+        parts = [part for e in self.train for part in e.parts(self.T)]
+        packed_rows = len(packed(parts, self.T))
+        rows = packed_rows if self.pack else len(parts)
         return {
             "examples": len(every),
+            "shapes": self.shapes,
             "train": len(self.train),
             "val": len(self.val),
             "shortest": min(lengths),
@@ -163,12 +168,15 @@ class Chats:
             "T": self.T,
             "cut": sum(e.cut > 0 for e in every),
             "tokens_cut": sum(e.cut for e in every),
+            "split": sum(e.size > self.T for e in every),
+            "parts": len(parts),
             "without_counted": [e.where for e in self.idle],
             "packed": self.pack,
             "rows": rows,
             "packed_rows": packed_rows,
             "padding": 1 - sum(e.size for e in self.train) / (rows * self.T),
             "unused": self.unused,
+            "skipped": list(self.skipped),
             "notes": [*self.notes],
         }
 
@@ -178,22 +186,29 @@ class Chats:
         r = self.report()
         words = [
             f"{self.name}: {count(r['train'], 'example')} to train on, {r['val']} to validate ({self.tokenizer})",
+            f"read from {' or '.join(r['shapes'])}",
             f"{r['shortest']} to {r['longest']} tokens, median {r['median']:g}; "
-            f"{r['counted']:,} of {r['tokens']:,} tokens count",
+            f"{r['counted']:,} of {r['tokens']:,} tokens count ({100 * r['counted'] / r['tokens']:.0f} %)",
         ]
+        if r["split"]:
+            words.append(f"{count(r['split'], 'text')} of more than a row split")
         if r["cut"]:
             words.append(f"{count(r['cut'], 'example')} cut to {self.T + 1} tokens, {r['tokens_cut']:,} left out")
+        if self.skipped:
+            words.append(f"{count(len(self.skipped), 'example')} skipped: {self.skipped[0]}, first")
         if self.idle:
             n, first = count(len(self.idle), "example"), self.idle[0].where
             words.append(f"{n} left out, because no token counts within -T {self.T}: {first} first")
         padding, few = f"{100 * r['padding']:.0f} % padding", count(r["packed_rows"], "row")
         if self.pack:
-            words.append(f"packed into {few} of {self.T} in place of {r['train']}, {padding}")
+            words.append(f"packed into {few} of {self.T} in place of {r['parts']}, {padding}")
         else:
             saved = f" (--pack: {few})" if 2 * r["packed_rows"] <= r["rows"] else ""
             words.append(f"one in each row of {self.T}, {padding}{saved}")
         if self.unused:
-            words.append("not used: " + ", ".join(f"{name!r} of {count(n, 'line')}" for name, n in self.unused.items()))
+            words.append(
+                "not used: " + ", ".join(f"{name!r} of {count(n, 'example')}" for name, n in self.unused.items())
+            )
         return "; ".join([*words, *self.notes])
 
     def changes(self) -> list[str]:
@@ -206,7 +221,8 @@ class Chats:
 
     def rows(self, split: str) -> list[list[ChatExample]]:
         """Lay the examples of a split into rows."""
-        return packed(self.of(split), self.T) if self.pack else [[e] for e in self.of(split)]
+        parts = [part for e in self.of(split) for part in e.parts(self.T)]
+        return packed(parts, self.T) if self.pack else [[part] for part in parts]
 
     def batches(self, split: str, B: int, T: int, seed: int | None = None) -> ChatBatches:
         """Lay the examples of a split into batches: in an order drawn from `seed`, or a fixed one without it."""
@@ -295,6 +311,8 @@ def load_chats(
     system: str = "",
     adapters: Sequence[Path] = (),
     pack: bool = False,
+    truncate: bool = False,
+    skip_invalid: bool = False,
 ) -> Chats:
     """Read all examples of some files.
 
@@ -302,54 +320,64 @@ def load_chats(
     ----------
     name : what the user called them.
     vocab_size : that of the model.
-    T : the tokens of a row; longer examples are cut.
+    T : the tokens of a row; longer texts are split, and longer messages are cut.
     tokenizer : by its name or its file; ``bytes`` without one.
     chat_format : ``chatml`` or ``llama3``; by default the model's chat template, or else what the tokenizer's special
         tokens allow.
     system : the system turn of chats that have none.
     adapters : directories of adapters, which may have a chat template.
     pack : whether a row holds as many examples as fit.
+    truncate : whether more than `MOST_CUT` of the tokens, or of those that count, may be cut.
+    skip_invalid : whether a row that is no example is left out.
 
     Raises
     ------
     UserError
-        For a file that cannot be read, and for the first line that is no example.
+        For a file that cannot be read, for the first row that is no example, and if too much would be cut.
     """
     require_format(chat_format)
     require_fit(tokenizer, vocab_size)
     tokenizer = tokenizer or "bytes"
     t, form = get_tokenizer(tokenizer), None
     found: list[tuple[int, ChatExample]] = []
+    shapes: Counter[str] = Counter()
     unused: Counter[str] = Counter()
+    skipped: list[str] = []
     files, digest = [], sha256()
+    targets = 0
     for path in paths:
         files.append(file := _open(path))
-        for n, line in enumerate(_lines(file), 1):
-            where = f"{str(path)!r}, line {n}"
+        for where, content, value in rows_of(file):
             try:
-                said, names = said_by(line)
+                said, used, others = example_of(value())
             except ValueError as e:
-                raise UserError(f"{where}: {e}") from e
-            unused.update(set(names))
+                if not skip_invalid:
+                    raise UserError(f"{where}: {e}; --skip-invalid leaves such examples out") from e
+                skipped.append(f"{where}: {e}")
+                continue
+            shapes[", ".join(used)] += 1
+            unused.update(others)
             if form is None and not isinstance(said, str):
                 form = encoder_of(t, chat_format, f"--data {name}", adapters)
-            if system and not isinstance(said, str) and said[0][0] not in ("system", "developer"):
-                said = [("system", system), *said]
+            if system and not isinstance(said, str) and said[0].role != "system":
+                said = [Message("system", system, False), *said]
             try:
                 ids, counted = encoded(said, t, form)
             except UserError as e:
                 raise UserError(f"{where}: {e}") from e
-            if len(ids) < 2:
-                raise UserError(f"{where}: it is empty; expected a text")
-            whole = np.array(ids, np.int32)
-            digest.update(whole.tobytes() + np.array(counted).tobytes())
+            whole, counts = np.array(ids, np.int32), np.array(counted)
+            digest.update(whole.tobytes() + counts.tobytes())
             require_known_ids(where, whole, vocab_size)
-            example = ChatExample(
-                len(found) + 1, where, whole[: T + 1], np.array(counted[: T + 1]), max(0, len(ids) - T - 1)
-            )
-            found.append((crc32(line), example))
+            targets += int(counts[1:].sum())
+            most = whole.size if isinstance(said, str) else T + 1
+            if isinstance(said, str) and whole.size > T + 1:
+                digest.update(b"split")  # such a text was cut in earlier versions
+            cut = max(0, whole.size - most)
+            found.append((crc32(content), ChatExample(len(found) + 1, where, whole[:most], counts[:most], cut)))
     if not found:
-        raise UserError(f"{name!r} is empty; expected a line of JSON for each example")
+        raise UserError(f"{name!r} has no example{': ' + skipped[0] if skipped else '; expected a row for each'}")
+    if not truncate:
+        _require_whole([e for _, e in found], targets, T, name)
     found.sort(key=lambda x: x[0])
     cut = len(found) // 10
     while cut > 0 and found[cut - 1][0] == found[cut][0]:  # equal lines stay together
@@ -357,20 +385,30 @@ def load_chats(
     val, train = ([e for _, e in part if e.targets] for part in (found[:cut], found[cut:]))
     if not train:
         raise UserError(f"--data {name}: no token of any example counts within -T {T}; take a larger -T")
-    idle = [e for _, e in found if not e.targets]
     return Chats(
-        name,
-        tokenizer,
-        T,
-        pack,
-        train,
-        val,
-        idle,
-        dict(sorted(unused.items())),
-        digest.hexdigest()[:16],
-        tuple(files),
+        *(name, tokenizer, T, pack, train, val),
+        idle=[e for _, e in found if not e.targets],
+        shapes=dict(shapes.most_common()),
+        unused=dict(sorted(unused.items())),
+        skipped=skipped,
+        fingerprint=digest.hexdigest()[:16],
+        files=tuple(files),
         notes=tuple(form.notes) if form else (),
     )
+
+
+def _require_whole(examples: Sequence[ChatExample], targets: int, T: int, name: str) -> None:
+    """Refuse examples of which too much is cut."""
+    cut, tokens = sum(e.cut for e in examples), sum(e.ids.size + e.cut for e in examples)
+    lost = targets - sum(e.targets for e in examples)
+    if cut > MOST_CUT * tokens or lost > MOST_CUT * targets:
+        which = count(sum(e.cut > 0 for e in examples), "example")
+        longest = max(e.ids.size + e.cut for e in examples if e.cut) - 1
+        raise UserError(
+            f"--data {name}: -T {T} cuts {cut:,} of {tokens:,} tokens off the ends of {which}, "
+            f"and with them {lost:,} of the {targets:,} that count; "
+            f"take a larger -T (the longest needs {longest}), or --truncate to train on what is left"
+        )
 
 
 def _open(path: Path) -> File:
@@ -378,15 +416,3 @@ def _open(path: Path) -> File:
         return File(path)
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
-
-
-def _lines(file: File) -> Iterator[bytes]:
-    """Yield the lines of a file, without what ends them."""
-    content = tokens_of(file, np.dtype(np.uint8))[:].tobytes()
-    lines = content.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    for n, line in enumerate(lines, 1):
-        if not line.strip():
-            raise UserError(f"{str(file.path)!r}, line {n}: it is empty; expected an example; remove the line")
-        yield line

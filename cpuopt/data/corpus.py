@@ -23,9 +23,9 @@ import numpy as np
 from ..errors import UserError
 from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
-from .chats import is_chats
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
 from .encoding import decoded, encode_text
+from .shapes import begins_with_example, holds_examples
 from .stored import File, FileTokens, Source, tokens_of
 from .tokenizers import TOKENIZERS, get_tokenizer, require_fit, usual_tokenizer
 from .tokens import open_tokens, read_tokens, write_tokens
@@ -144,7 +144,7 @@ def load_corpus(
     spec
         ``builtin``, a dataset's name, a file, or a glob such as ``src/**/*.txt``. A name comes before a file so called,
         so that it means the same in every directory; ``./tinyshakespeare`` is the file. A ``.bin`` is read as llm.c's
-        token file, anything else as text.
+        token file, anything else as text, but for examples (`is_examples`), which are refused.
     vocab_size
         The model's vocabulary, which selects the tokenizer of a dataset: ``gpt2`` from 50257 on, else ``bytes``.
     T, B
@@ -160,9 +160,10 @@ def load_corpus(
         If no data have that name, or they are invalid or too short.
     """
     require_fit(tokenizer, vocab_size)
-    if is_chats(spec):
+    if is_examples(spec):
         raise UserError(
-            f"{spec!r} holds examples by its name, and no text; 'cpuopt train', 'eval' and 'data show' read examples"
+            f"{spec!r} holds examples, and no text; 'cpuopt train', 'eval' and 'data show' read examples; a file whose "
+            "name ends in .txt is text"
         )
     files: tuple[File, ...] = ()
     if spec == "builtin":
@@ -229,6 +230,24 @@ def _find(spec: str) -> list[Path]:
     )
 
 
+def is_examples(spec: str) -> bool:
+    """Return whether ``--data`` names examples, by their content, and no text or tokens.
+
+    Raises
+    ------
+    UserError
+        If there are no such data, or both examples and texts.
+    """
+    if spec == "builtin" or spec in DATASETS:
+        return False
+    kinds = {holds_examples(path): str(path) for path in reversed(_find(spec))}
+    if {True, False} <= kinds.keys():
+        raise UserError(
+            f"{spec!r} matches examples, such as {kinds[True]!r}, and text, such as {kinds[False]!r}; give one of them"
+        )
+    return False not in kinds
+
+
 def files_of(spec: str) -> list[Path]:
     """Return the files that `load_corpus` reads for a name; none of ``builtin``.
 
@@ -273,6 +292,8 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
         named = dict(zip(names, texts.values(), strict=True))
         first, *others = map(str, texts)
         source = f"{len(texts)} texts from {first!r} on" if others else f"text {first!r}"
+        if rows := [path for path in texts if path.suffix.lower() == ".txt" and begins_with_example(path)]:
+            source += f"; {str(rows[0])!r} is JSON, read as text for its name; one in .jsonl makes it examples"
         tokenizer = tokenizer or "bytes"
         return source, tokenizer, split_texts(_encoded(named, tokenizer)), tuple(files)
     if len(paths) > 1:

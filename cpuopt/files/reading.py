@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
@@ -46,6 +46,28 @@ WORDS = {
 """What JSON and TOML call a type."""
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)[:50]!r} comes twice")
+    return table
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits; expected {DIGITS} at most")
+    return int(digits)
+
+
+STRICT: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _refuse, "parse_int": _whole}
+_DECODER = json.JSONDecoder(**STRICT)
+
+
 def parse_json(text: bytes | str) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -55,35 +77,43 @@ def parse_json(text: bytes | str) -> dict[str, Any]:
         For any other text, a name that comes twice, NaN, a number of more than `DIGITS`, and nesting deeper than
         `DEEPEST`.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"{next(n for n in names if names.count(n) > 1)[:50]!r} comes twice")
-        return table
-
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is no number")
-
-    def whole(digits: str) -> int:
-        if len(digits) > DIGITS:
-            raise ValueError(f"a number has {len(digits):,} digits; expected {DIGITS} at most")
-        return int(digits)
-
-    deep = ValueError(f"it is nested more than {DEEPEST} deep")
-    try:
-        table = json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
-    except RecursionError:
-        raise deep from None
+    table = _shallow(lambda: json.loads(text, **STRICT))
     if not isinstance(table, dict):
         raise ValueError(f"it is {WORDS[type(table)]}")
-    level: list[Any] = [table]
+    return table
+
+
+def next_json(text: str, at: int = 0) -> tuple[Any, int]:
+    """Read the JSON value that begins at a place in a text; return it, and the place behind it.
+
+    Raises
+    ------
+    ValueError
+        If none begins there, and as `parse_json`.
+    """
+    ends: list[int] = []
+
+    def read() -> Any:
+        value, end = _DECODER.raw_decode(text, at)
+        ends.append(end)
+        return value
+
+    return _shallow(read), ends[0]
+
+
+def _shallow(read: Callable[[], Any]) -> Any:
+    """Return what a function parses, unless it is nested too deep."""
+    deep = ValueError(f"it is nested more than {DEEPEST} deep")
+    try:
+        value = read()
+    except RecursionError:
+        raise deep from None
+    level: list[Any] = [value]
     for _ in range(DEEPEST):
         level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
     if any(isinstance(x, dict | list) for x in level):
         raise deep
-    return table
+    return value
 
 
 def read_json(path: Path, *, most: int = LARGEST_JSON) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from ..building import Array, BuildOptions, Built, build
 from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
 from ..comm import SERIAL, Comm
 from ..data.batches import SORTED, Batches
-from ..data.chats import ChatBatches, Chats, is_chats, load_chats
-from ..data.corpus import Corpus, files_of, load_corpus
+from ..data.chats import ChatBatches, Chats, load_chats
+from ..data.corpus import Corpus, files_of, is_examples, load_corpus
 from ..data.given import Batch, Given
 from ..engine import Engine, Step, load_kernels
 from ..errors import UserError
@@ -397,7 +397,7 @@ def prepare(
 
 def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Chats:
     """Load the examples or the text of a job."""
-    if is_chats(s.data):
+    if is_examples(s.data):
         return load_chats(
             files_of(s.data),
             name=s.data,
@@ -407,6 +407,8 @@ def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Cha
             chat_format=s.chat_format,
             system=s.system,
             pack=s.pack,
+            truncate=s.truncate,
+            skip_invalid=s.skip_invalid,
         )
     return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)
 

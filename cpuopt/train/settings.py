@@ -89,17 +89,24 @@ class Settings:
         metavar="PATH",
     )
     data: str = setting(
-        "builtin", "Read this text: builtin, a dataset, a text file, a glob, a .bin of tokens, or a .jsonl of chats."
+        "builtin",
+        "Read this text: builtin, a dataset, a text file, a glob, or a .bin of tokens; or examples in JSON or Parquet.",
     )
     chat_format: str | None = setting(
         None,
-        "Write the chats of a .jsonl in the form chatml or llama3 of instruction models.",
+        "Write the chats of examples in the form chatml or llama3 of instruction models.",
         metavar="NAME",
         shown="the model's chat template, else as the tokenizer has",
     )
-    system: str = setting("", "Begin the chats of a .jsonl that have no system turn with this one.", metavar="TEXT")
+    system: str = setting("", "Begin the chats of examples that have no system turn with this one.", metavar="TEXT")
     pack: bool = setting(
-        False, "Put as many examples of a .jsonl into a row as fit; each attends to itself alone, from position 0 on."
+        False, "Put as many examples into a row as fit; each attends to itself alone, from position 0 on."
+    )
+    truncate: bool = setting(
+        False, "Cut chats that are longer than a row, even if more than 1 % of the tokens are lost.", free=True
+    )
+    skip_invalid: bool = setting(
+        False, "Leave out, and count, examples that cannot be read, such as tool calls and empty answers."
     )
     tokenizer: str | None = setting(
         None,
@@ -323,7 +330,7 @@ class Settings:
         UserError
             Naming the flag.
         """
-        from ..data.chats import is_chats
+        from ..data.corpus import is_examples
         from ..data.forms import require_format
         from ..weights import check_target
         from . import tensorboard
@@ -363,15 +370,10 @@ class Settings:
                 raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
             if self.local_steps:
                 raise UserError("--weights bf16 with --local-steps: ranks meet in float32; leave one of them out")
-        if self.pack and not is_chats(self.data):
-            raise UserError(f"--pack: --data {self.data} is text, whose rows are full; expected a .jsonl of examples")
         require_format(self.chat_format)
-        for name in ("chat_format", "system"):
-            if (value := getattr(self, name)) and not is_chats(self.data):
-                raise UserError(
-                    f"{flag(name)} {value[:60]}: --data {self.data} is text, which has no messages; expected a "
-                    ".jsonl of chats"
-                )
+        of_examples = [n for n in ("chat_format", "system", "pack", "truncate", "skip_invalid") if getattr(self, n)]
+        if of_examples and not is_examples(self.data):
+            raise UserError(f"{flag(of_examples[0])}: --data {self.data} is text, without examples; leave it out")
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.val_every:
                 raise UserError(f"{flag(name)}: expected with --val-every N, without which nothing is validated")
