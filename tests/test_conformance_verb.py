@@ -99,6 +99,16 @@ def test_a_reference_in_python_bounds_the_size_of_a_case():
     assert not any(gate.is_large(op, on) for on in cases(op))
 
 
+def test_a_name_that_is_not_there_is_said_once_with_its_line(capsys):
+    text = kernel("mine", "for i in range(len(inp)):\n        out[i] = inp[i] * dd", "gelu_forward")
+    Path("mine.py").write_text(HEAD + text.replace(", jit=False", ""))
+    assert cli.main(["check", "--kernels", "mine.py", "--quick", "--threads", "1"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    line = "does not compile: NameError: name 'dd' is not defined (line 6: out[i] = inp[i] * dd) (N="
+    assert f"gelu_forward[mine]: {line}" in said
+    assert said.count("does not compile") == 1
+
+
 def test_the_table_names_the_worst_element(capsys):
     assert cli.main(["check", "--kernels", write(("wrong", "residual_forward")), "--quick", "--seed", "1"]) == 1
     out = capsys.readouterr().out

@@ -34,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ..errors import UserError
 from ..isolate.serve import doing
 from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
 from ..kernels.toolkit import threads as numba_threads
@@ -455,6 +456,8 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
         found = kernel.work(sizes)
     except (KeyboardInterrupt, BrokenKernelError):
         raise
+    except UserError as e:
+        raise BrokenKernelError(str(e).removeprefix(f"{kernel.name} at {kernel.where} ")) from e
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
     require_usual(kernel, sizes, found)

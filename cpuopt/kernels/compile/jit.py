@@ -44,6 +44,7 @@ if perf.with_lines():
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PLACE = re.compile(r'File "([^"]*)", line (\d+)')
+UNKNOWN = re.compile(r"name '(\w+)' is not defined")
 
 
 def signature(
@@ -191,6 +192,9 @@ def _line(dispatcher: Any, said: Sequence[str]) -> str:
     """Return the line of a kernel that numba's report names last, or of the kernel that it was written from; or ""."""
     file = dispatcher.py_func.__code__.co_filename
     found = [m[2] for s in said if (m := PLACE.search(s)) and os.path.basename(m[1]) == os.path.basename(file)]
+    for name in (m[1] for s in said if not found and (m := UNKNOWN.search(s))):
+        written, first = inspect.getsourcelines(dispatcher.py_func)
+        found = [str(first + i) for i, code in enumerate(written) if re.search(rf"\b{name}\b", code)][:1]
     if not found:
         return ""
     code, _, quoted = linecache.getline(file, int(found[-1])).strip().partition("  # ")
