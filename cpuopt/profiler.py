@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .errors import UserError
 from .machine import Others, describe, origin
-from .measure.profile import Array, Profile, StepTimes, Sums, passed
-from .measure.roofline import Roofs
+from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
+from .measure.quartile import lower_quartile
+from .measure.roofline import BF16, FMA, Roofs, fits
 
 if TYPE_CHECKING:
     from .building import Bound
@@ -55,6 +57,7 @@ class Profiler:
         self._count = 0
         self._runs: list[tuple[Sequence[Bound], Array]] | None = None
         self._readings: list[Array] = []
+        self._work: list[Array] = []
         self._replaced = engine.runner
         engine.runner = self.run_calls
 
@@ -85,16 +88,17 @@ class Profiler:
         if self.regions is not None:
             self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))
         self._runs.append((calls, np.array(marks, dtype=np.int64)))
+        self._work.append(asked(calls))
 
     @contextmanager
     def time_step(self) -> Iterator[None]:
         """Time a whole step; one that raises is not counted."""
         runs: list[tuple[Sequence[Bound], Array]] = []
-        self._runs, self._readings = runs, []
+        self._runs, self._readings, self._work = runs, [], []
         try:
             start = self.clock()
             yield
-            self.steps.append(StepTimes(self._count, start, self.clock(), runs, self._readings))
+            self.steps.append(StepTimes(self._count, start, self.clock(), runs, self._readings, self._work))
             self._count += 1
         finally:
             self._runs = None
@@ -117,7 +121,7 @@ class Profiler:
         ----------
         warmup : the number of first steps to drop; the last step always counts.
         checked : the results of the checks of this run.
-        roofs : the machine's roofs on the engine's threads.
+        roofs : the machine's roofs on the engine's threads; what a call passes is raised.
         doubts : warnings about the figures.
 
         Raises
@@ -129,9 +133,15 @@ class Profiler:
             raise UserError("profile: no step was measured; run at least one inside 'with profiler.time_step()'")
         warmup = min(warmup, self._count - 1)
         steps = [s for s in self.steps if s.number >= warmup]
-        step_ms = [(s.end - s.start) / 1e6 for s in steps]
+        step_ms, peak_rss_mb = [(s.end - s.start) / 1e6 for s in steps], peak_rss_bytes() / 1e6
         sums = Sums(steps, roofs)
+        if roofs:
+            from .measure import rates  # numba is imported late
+
+            sums.roofs, said = rates.raised(roofs, sums.declared())
+            doubts = [*doubts, *said]
         ops = sums.op_rows()
+        mfu = 100 * sums.least_ns / sums.step_ns if roofs and not {FMA, BF16} & refuted(ops) else None
         return Profile(
             model=model,
             B=B,
@@ -143,21 +153,27 @@ class Profiler:
             swaps=[str(r) for r in choice.swaps],
             steps=len(steps),
             warmup=warmup,
-            step_ms={"median": median(step_ms), "min": min(step_ms), "max": max(step_ms), "mean": sums.step_ns / 1e6},
+            step_ms={
+                "quiet": sums.step_ns / 1e6,
+                "median": median(step_ms),
+                "min": min(step_ms),
+                "max": max(step_ms),
+                "mean": fmean(step_ms),
+            },
             tokens_per_s=B * T / (sums.step_ns / 1e9),
-            peak_rss_mb=peak_rss_bytes() / 1e6,
+            peak_rss_mb=peak_rss_mb,
             planned_peak_mb=self.engine.predicted_peak_bytes / 1e6,
             ops=ops,
             layers=sums.layer_rows(),
-            unaccounted_ms=ops[-1].ms,
+            unaccounted_ms=sums.between_ns / 1e6,
             profiler_overhead_ms=self.overhead_ms(),
             step_ms_values=step_ms,
             checked=list(checked),
             versions=describe()["versions"],
             origin=origin(),
             raw=steps,
-            roofs=roofs,
-            mfu=100 * roofs.compute_ns(self.engine.program.work) / sums.step_ns if roofs else None,
+            roofs=sums.roofs,
+            mfu=mfu if fits(mfu) else None,
             doubts=[*doubts, *passed(ops)],
             hashes=hashes(self.engine),
             codes=codes(self.engine),
@@ -170,7 +186,7 @@ class Profiler:
 
         Parameters
         ----------
-        rounds : how often both run, alternating; the medians are compared.
+        rounds : how often both run, alternating.
         """
         idle = copy(self.engine)
         idle.runner = self._replaced
@@ -185,7 +201,21 @@ class Profiler:
                 probe.run_calls(calls)
             plain.append(between - before)
             timed.append(self.clock() - between)
-        return max(0.0, median(timed) - median(plain)) / 1e6
+        return max(0.0, lower_quartile(timed) - lower_quartile(plain)) / 1e6
+
+
+def asked(calls: Sequence[Bound]) -> Array:
+    """Return the share of its FLOPs that the data of each call ask for; calls of the same arrays are counted once."""
+    known: dict[Any, float] = {}
+    shares = np.ones(len(calls))
+    for i, bound in enumerate(calls):
+        op = bound.call.op
+        if op.asked:
+            given = dict(zip(op.params, bound.args, strict=False))  # scratch comes behind them
+            of = [x if np.isscalar(x) else id(x) for x in (given[n] for n in signature(op.asked).parameters)]
+            key = op.asked, op.fixed, *of
+            shares[i] = known[key] if key in known else known.setdefault(key, bound.call.asked(given))
+    return shares
 
 
 def forget_peak() -> None:
@@ -228,6 +258,10 @@ class Profiled(Trainable, Protocol):
     checked: list[dict[str, Any]]
 
 
+LEAST, MOST, ENOUGH_S = 5, 20, 1.0
+"""The least and the most steps of a profile if no number is given; between them, it ends when it has taken so long."""
+
+
 def profile(
     job: Profiled,
     *,
@@ -235,6 +269,7 @@ def profile(
     tick: Callable[[], None] = lambda: None,
     roofs: Roofs | None = None,
     regions: Array | None = None,
+    enough_s: float = float("inf"),
 ) -> Profile:
     """Train for a job's steps and some before them, and profile the last, as ``cpuopt profile`` does.
 
@@ -244,26 +279,27 @@ def profile(
     tick : called after each step.
     roofs : the machine's roofs, from `measure.rates.roofs`; measured again at the end, to notice a slower machine.
     regions : see `Profiler`.
+    enough_s : the time after which `LEAST` steps or more are enough. Ranks must all take as many steps.
     """
     from .measure import rates  # numba is imported late
 
     forget_peak()  # measuring roofs takes more memory than a small model
     s, others = job.settings, Others()
     profiler = Profiler(job.engine, regions=regions)
+    taken = 0
     try:
-        for _ in range(warmup + s.steps):
+        for i in range(warmup + s.steps):
             job.take_step(profiler.time_step)
             tick()
+            if i >= warmup:
+                taken += profiler.steps[-1].end - profiler.steps[-1].start
+            if i + 1 - warmup >= LEAST and taken >= enough_s * 1e9:
+                break
     finally:
         profiler.remove()
     doubts = [*(others.warnings() if job.engine.comm.size == 1 else ()), *(rates.lower_now(roofs) if roofs else ())]
     how: dict[str, Any] = {"model": job.name, "B": s.B * s.micro_batches, "T": s.T, "choice": job.choice}
-    how |= {"warmup": warmup, "checked": job.checked, "doubts": doubts}
-    found = profiler.profile(**how, roofs=roofs)
-    if roofs and passed(found.ops) and (better := rates.raised(roofs)) != roofs:
-        again = profiler.profile(**how, roofs=better)
-        found = replace(again, peak_rss_mb=found.peak_rss_mb)  # of the steps, not of this measurement
-    return found
+    return profiler.profile(**how, warmup=warmup, checked=job.checked, doubts=doubts, roofs=roofs)
 
 
 def hashes(engine: Engine) -> dict[str, str]:

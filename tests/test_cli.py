@@ -391,7 +391,7 @@ def check_profile(p):
     assert set(keys.split()) <= p.keys()
     assert (p["model"], p["B"], p["T"], p["threads"]) == ("gpt2-tiny", 2, 16, 4)
     assert 0 < p["step_ms"]["min"] <= p["step_ms"]["median"] <= p["step_ms"]["max"]
-    assert p["tokens_per_s"] == pytest.approx(2 * 16 / p["step_ms"]["median"] * 1e3)
+    assert p["tokens_per_s"] == pytest.approx(2 * 16 / p["step_ms"]["quiet"] * 1e3)
     assert 50 < p["peak_rss_mb"] < 20_000
     assert all({"op", "calls", "ms", "share", "gflops", "gbs"} <= row.keys() for row in p["ops"])
     assert all({"layer", "op", "variant", "ms"} <= row.keys() for row in p["layers"])

@@ -1,5 +1,6 @@
 """The reports: read back with an HTML parser, and opened in a browser where `.[browser]` and Chromium are there."""
 
+import ast
 import base64
 import hashlib
 import json
@@ -11,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from html.parser import HTMLParser
 from math import log10, nan
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -25,17 +27,17 @@ from cpuopt.kernels import registry
 from cpuopt.machine import command
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import op_ids
+from cpuopt.measure.quartile import lower_quartile
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.program.arena import gb
 from cpuopt.report import files, html
-from cpuopt.report.html import curves, labels, markup, shades
+from cpuopt.report.html import curves, labels, markup, shades, sweep
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
 from cpuopt.report.html.svg import PARTS, LinearScale, LogScale
-from cpuopt.report.html.timeline import typical
 from cpuopt.wording import four
 
 B, T, STEPS = 2, 16, 4
@@ -283,7 +285,7 @@ def test_every_picture_is_there_once_and_linked(tree):
 def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
     rows = json.loads(json.dumps(to_json(profile)))[name]
     columns = op_columns(3) if name == "ops" else layer_columns(3)
-    assert {c.field for c in columns} >= rows[0].keys() - {"flops", "bytes"}
+    assert {c.field for c in columns} >= rows[0].keys() - {"flops", "bytes", "label"}
     assert {r["imbalance"] for r in rows} == {None}  # measured by the verb alone
     columns = [c for c in columns if c.field != "imbalance"]
     table = tree.one("table", id=f"{name}-table")
@@ -309,7 +311,7 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
 def test_the_head_says_what_the_profile_says(tree, profile):
     assert tree.one("h1").text == "gpt2-tiny · B 2 · T 16"
     tiles = [b.text for b in tree.one(class_="tiles").all("b")]
-    assert tiles[0] == f"{four(profile.step_ms['mean'])} ms"
+    assert tiles[0] == f"{four(profile.quiet_ms)} ms"
     assert tiles[1:3] == [f"{profile.tokens_per_s:,.0f}", f"{profile.mfu:.0f} %"]
     assert tiles[3] == gb(profile.peak_rss_mb * 1e6)
     assert tree.one(class_="words").text == profile.words
@@ -327,6 +329,36 @@ def test_the_matrix_sums_to_the_step_and_outlines_the_swapped_layer(tree, profil
     assert sorted(other) == [[layer, "matmul_forward [blas]"] for layer in swapped]
     darkest = [float(td.attrs["data-value"]) for td in layers.all("td", class_="s9")]
     assert max(r.ms for r in profile.layers) in darkest
+
+
+RULES = re.compile(r"[.]([A-Za-z][\w-]*)")
+PAGES = sorted(Path(html.__file__).parent.glob("*.py"))
+
+
+def classes(source):
+    """The classes that a file of the report gives to elements; of a class that ends in a number, the beginning."""
+    for call in ast.walk(ast.parse(source)):
+        for value in (k.value for k in getattr(call, "keywords", ()) if k.arg == "class_"):
+            for text in (c.value for c in ast.walk(value) if isinstance(c, ast.Constant) and isinstance(c.value, str)):
+                yield from text.split()
+
+
+def without_rule(sources, rendered, css):
+    """Classes that no rule of the style matches, those of files and of a page."""
+    rules = set(RULES.findall(css))
+    used = {c for source in sources for c in classes(source)} | {c for e in rendered for c in e.attrs["class"].split()}
+    return {c for c in used if c not in rules and f"{c}0" not in rules}
+
+
+def test_every_class_of_the_pages_has_a_rule(tree):
+    style = tree.one("style").text
+    rendered = [e for e in tree.all() if "class" in e.attrs]
+    sources = [file.read_text() for file in PAGES]
+    assert "other" in {c for e in rendered for c in e.attrs["class"].split()}
+    assert without_rule(sources, rendered, style + sweep._style()) == set()
+    unruled = re.sub(r"[.]matrix [.]other.*", "", style)
+    assert unruled != style
+    assert without_rule(sources, [], unruled + sweep._style()) == without_rule([], rendered, unruled) == {"other"}
 
 
 def scale(svg, axis, log=False):
@@ -362,7 +394,7 @@ def test_a_layer_is_outlined_however_many_others_are_like_it(profile, engine):
 
 
 def test_a_bar_for_every_call_of_the_step(tree, profile):
-    step = typical(profile.raw)
+    step = lower_quartile(profile.raw, lambda s: s.end - s.start)
     svg = tree.one("section", id="timeline").one("svg")
     bars = [r for r in svg.all("rect") if r.attrs["height"] == "13"]
     at = scale(svg, "x")
@@ -383,11 +415,6 @@ def test_a_bar_for_every_call_of_the_step(tree, profile):
     names = [t.text for t in svg.all("text", class_="row")]
     assert {"wte", "h.0", "h.1", "lm_head"} <= set(names)
     assert not any(n.startswith("h.0.") for n in names)
-
-
-def test_the_step_that_is_shown_is_the_one_nearest_to_the_median():
-    steps = [SimpleNamespace(start=100 * i, end=100 * i + ms) for i, ms in enumerate((90, 20, 26, 10, 22))]
-    assert [typical(steps[:n]).end % 100 for n in (1, 3, 5)] == [90, 26, 22]
 
 
 def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):

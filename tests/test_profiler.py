@@ -20,6 +20,7 @@ from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.measure.profile import UNACCOUNTED, op_ids
+from cpuopt.measure.quartile import apart, lower_quartile
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
@@ -138,7 +139,7 @@ def result(engine, shared):
 
 
 def row(profile, label):
-    return next(r for r in profile.ops if r.op == label)
+    return next(r for r in profile.ops if r.label == label)
 
 
 def cost(op, variant="fake"):
@@ -149,9 +150,12 @@ def cost(op, variant="fake"):
 
 
 def test_every_kind_of_op_has_its_row_in_the_order_of_a_step(result):
-    assert [r.op for r in result.ops] == LABELS
-    assert {r.op: r.calls for r in result.ops if r.op in CALLS} == CALLS
+    assert [r.label for r in result.ops] == LABELS
+    assert {r.label: r.calls for r in result.ops if r.label in CALLS} == CALLS
     assert row(result, "AdamW").kernels == ["adamw[fake]"]
+    assert [r.op for r in result.ops] == [op_ids(r.label, r.kernels) for r in result.ops]
+    assert row(result, "Encoder Forward").op == "embedding_forward"
+    assert result.op_ms_values.keys() == {r.op for r in result.ops} - {UNACCOUNTED}
 
 
 def test_a_row_is_the_time_of_its_calls_and_of_nothing_else(result):
@@ -171,22 +175,30 @@ def test_rates_are_those_of_the_declaration(result, engine):
 
 def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
     levels = (Level("L1", 20_000), Level("memory", None))
-    roofs = Roofs(1, levels, 1.0, {"L1": {"read": 2.0, "copy": 3.0}, "memory": {"read": 0.5}}, 1.0)
+    roofs = Roofs(1, levels, 1e3, {"L1": {"read": 2e3, "copy": 3e3}, "memory": {"read": 500}}, 1.0)
     p = Profiler(engine, CLOCK)
     with p.time_step():
         engine.step(**batch())
     p.remove()
     profile = p.profile(model="gpt2-tiny", B=B, T=T, choice=shared[1], roofs=roofs)
     for r in profile.ops[:-1]:
-        calls = [c for c in engine.program.calls if c.op.label == r.op]
-        least = sum(max(c.flops, c.bytes / (3.0 if c.bytes <= 20_000 else 0.5)) for c in calls)
+        calls = [c for c in engine.program.calls if c.op.label == r.label]
+        least = sum(max(c.flops / 1e3, c.bytes / (3e3 if c.bytes <= 20_000 else 500)) for c in calls)
         assert r.of_roof == pytest.approx(100 * least / (r.ms * 1e6))
         assert r.intensity == pytest.approx(sum(c.flops for c in calls) / sum(c.bytes for c in calls))
     assert row(profile, "Matmul Forward").roof == "FMA"
     assert row(profile, "AdamW").roof == "memory"
-    assert profile.mfu == pytest.approx(100 * engine.program.flops / (profile.step_ms["mean"] * 1e6))
-    assert any("which is impossible" in d for d in profile.doubts)
+    assert profile.mfu == pytest.approx(engine.program.flops / (profile.quiet_ms * 1e7))
+    assert (profile.roofs, profile.doubts) == (roofs, [])
     assert "Furthest above its bound is" in " ".join(show(profile))
+    low = replace(roofs, gflops=1.0)
+    raised = p.profile(model="gpt2-tiny", B=B, T=T, choice=shared[1], roofs=low)
+    most = max(c.flops / cost(c.op.name) for c in engine.program.calls)
+    assert raised.roofs == replace(low, gflops=pytest.approx(most))
+    assert max(r.of_roof or 0 for r in raised.layers) == pytest.approx(100)
+    assert raised.mfu == pytest.approx(100 * engine.program.flops / (most * raised.quiet_ms * 1e6))
+    (said,) = raised.doubts
+    assert f"passed a roof, so these were raised: FMA from 1 to {most:.4g} GFLOP/s" in said
 
 
 def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, monkeypatch):
@@ -214,9 +226,9 @@ def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, mon
 def test_shares_add_to_100_and_ms_to_the_step(engine, shared):
     _, p = run(engine, shared[1], steps=7, warmup=2)
     assert sum(r.share for r in p.ops) == pytest.approx(100)
-    assert sum(r.ms for r in p.ops) == pytest.approx(p.step_ms["mean"])
-    assert all(r.share == pytest.approx(100 * r.ms / p.step_ms["mean"]) for r in p.ops)
-    assert sum(r.ms for r in p.layers) + p.unaccounted_ms == pytest.approx(p.step_ms["mean"])
+    assert sum(r.ms for r in p.ops) == pytest.approx(p.quiet_ms)
+    assert all(r.share == pytest.approx(100 * r.ms / p.quiet_ms) for r in p.ops)
+    assert sum(r.ms for r in p.layers) + p.unaccounted_ms == pytest.approx(p.quiet_ms)
     assert sum(r.share for r in p.layers) + p.ops[-1].share == pytest.approx(100)
 
 
@@ -236,7 +248,7 @@ def test_a_kernel_twice_as_slow_shows_in_its_row_alone(engine, shared):
     _, before = run(engine, shared[1], steps=3)
     CLOCK.cost["fake", "gelu_backward"] *= 2
     _, after = run(engine, shared[1], steps=3)
-    moved = {r.op: b.ms - r.ms for r, b in zip(before.ops, after.ops, strict=True) if abs(b.ms - r.ms) > 1e-9}
+    moved = {r.label: b.ms - r.ms for r, b in zip(before.ops, after.ops, strict=True) if abs(b.ms - r.ms) > 1e-9}
     assert moved == {"GELU Backward": pytest.approx(CLOCK.cost["fake", "gelu_backward"] / 1e6)}
 
 
@@ -270,9 +282,58 @@ def test_warm_up_is_dropped_and_a_disturbed_step_moves_no_row(engine, shared):
     r = p.profile(model="m", B=B, T=T, choice=shared[1], warmup=1)
     assert (r.steps, r.warmup) == (4, 1)
     assert r.step_ms_values == pytest.approx([quiet / 1e6, quiet / 1e6, quiet / 1e6 + 5, quiet / 1e6])
-    assert r.step_ms == pytest.approx(dict.fromkeys(("median", "min", "mean"), quiet / 1e6) | {"max": quiet / 1e6 + 5})
+    ends = {"max": quiet / 1e6 + 5, "mean": quiet / 1e6 + 5 / 4}
+    assert r.step_ms == pytest.approx(dict.fromkeys(("quiet", "median", "min"), quiet / 1e6) | ends)
     assert r.tokens_per_s == pytest.approx(B * T / (quiet / 1e9))
     assert r.unaccounted_ms == pytest.approx(BETWEEN / 1e6)
+
+
+def test_steps_that_are_all_disturbed_at_other_calls_show_the_quiet_times(engine, shared):
+    _, quiet = run(engine, shared[1], steps=1)
+    p = Profiler(engine, CLOCK)
+    disturbed = ["gelu_forward", "adamw", "attention_backward", "sumsq"]
+    for i in range(8):
+        CLOCK.reset()
+        for name in (disturbed[i % 4], disturbed[(i + 1) % 4]):
+            CLOCK.cost["fake", name] += 20_000_000
+        with p.time_step():
+            engine.step(**batch(i))
+    r = p.profile(model="m", B=B, T=T, choice=shared[1], warmup=0)
+    assert [(x.op, x.ms) for x in r.ops] == [(x.op, pytest.approx(x.ms)) for x in quiet.ops]
+    assert (r.quiet_ms, r.mfu) == (pytest.approx(quiet.quiet_ms), None)
+    assert r.step_ms["min"] > 20 * r.quiet_ms
+    said = next(line for line in show(r, width=200) if "tokens/s" in line)
+    assert f"step {r.quiet_ms:,.3f} ms, lower quartile of 8 (mean {r.step_ms['mean']:,.3f}, " in said
+
+
+def test_flops_that_depend_on_the_data_are_those_that_the_data_ask_for(engine, shared, monkeypatch):
+    def rows(ignored):
+        p = Profiler(engine, CLOCK)
+        given = {name: ids.copy() for name, ids in batch().items()}
+        given["targets"][:, :ignored] = -100
+        with p.time_step():
+            engine.step(**given)
+        p.remove()
+        r = p.profile(model="m", B=B, T=T, choice=shared[1])
+        return r, [row(r, f"Softmax/Cross-entropy {way}") for way in ("Forward", "Backward")]
+
+    every, all_of_them = rows(0)
+    some, asked = rows(6)
+    assert [(r.of_work, r.flops) for r in asked] == [(25.0, r.flops / 4) for r in all_of_them]
+    assert {r.of_work for r in some.ops} == {25.0, 100.0, None}  # attention has one example a row
+    assert "the most that they can be: cross_entropy_forward 25 %, cross_entropy_backward 25 %" in " ".join(show(some))
+    assert "the most that they can be" not in " ".join(show(every))
+    monkeypatch.setattr(ops.cross_entropy_forward, "asked", None)  # counted by the declaration alone
+    assert [r.of_work for r in rows(6)[1]] == [None, 25.0]
+
+
+@pytest.mark.parametrize(
+    ("times", "quiet"), [([7], 7), ([9, 5, 8], 5), ([9, 5, 8, 6], 5), ([9, 5, 8, 6, 7], 6), (range(20), 4)]
+)
+def test_the_lower_quartile_is_a_measurement_and_keeps_its_parts(times, quiet):
+    assert lower_quartile(times) == quiet
+    assert lower_quartile([(-ms, ms) for ms in times], lambda pair: pair[1]) == (-quiet, quiet)
+    assert apart(quiet, 1.1 * quiet) > apart(quiet, 1.04 * quiet)
 
 
 def test_one_slow_step_of_three_is_in_no_figure_that_is_shown(engine, shared):
@@ -283,11 +344,12 @@ def test_one_slow_step_of_three_is_in_no_figure_that_is_shown(engine, shared):
             CLOCK.now += int(extra)
     quiet = (p.steps[0].end - p.steps[0].start) / 1e6
     r = p.profile(model="m", B=B, T=T, choice=shared[1], warmup=0)
-    assert r.step_ms["mean"] == pytest.approx(quiet)
+    assert r.quiet_ms == pytest.approx(quiet)
     assert sum(row.ms for row in r.ops) == pytest.approx(quiet)
     assert r.tokens_per_s == pytest.approx(B * T / (quiet / 1e3))
     said = next(line for line in show(r) if "tokens/s" in line)
-    assert f"step {quiet:,.3f} ms, median of 3 ({quiet:,.3f} to {quiet + 35:,.3f})" in said
+    mean = f"mean {quiet + 35 / 3:,.3f}"
+    assert f"step {quiet:,.3f} ms, lower quartile of 3 ({mean}, {quiet:,.3f} to {quiet + 35:,.3f})" in said
 
 
 def test_warm_up_leaves_one_step(engine, shared):
@@ -527,7 +589,7 @@ def test_tables_show_every_row_whole(result, width):
     ms, share = row(result, "Matmul Forward").ms, row(result, "Matmul Forward").share
     assert matmul[1:4] == ["9", f"{ms:.3f}", f"{share:.1f}%"]
     step = next(line for line in lines if line.startswith("step")).split()
-    assert step[1:4] == ["113", f"{result.step_ms['mean']:.3f}", "100.0%"]
+    assert step[1:4] == ["113", f"{result.quiet_ms:.3f}", "100.0%"]
     ends = {line.index("%") for line in lines if line.startswith(names)}
     assert len(ends) == 1, "numbers are aligned at the right"
 
@@ -569,7 +631,7 @@ def test_lines_around_the_tables(result):
     result.profiler_overhead_ms = 0.039
     lines = show(result)
     assert lines[0] == "gpt2-tiny · B 2 · T 8 · 1 thread (omp) · fake + gelu=other · 1 step after 2 of warm-up"
-    assert lines[-3] == "12,346 tokens/s · step 1,950.0 ms, mean of 1 (1,930.0 to 2,012.0)"
+    assert lines[-3] == "12,346 tokens/s · step 1,950.0 ms, mean of the middle half of 1 (1,930.0 to 2,012.0)"
     assert lines[-2] == "peak memory 2,512 MB, planned 2,541 MB · profiling costs 0.039 ms a step (0.002%)"
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from cpuopt.measure import profile as profiles
 from cpuopt.measure import rates as machine
 from cpuopt.measure import roofline
 from cpuopt.measure.profile import OpRow
-from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.measure.roofline import Level, Roofs, TimedCall
 from cpuopt.measure.schemes import SCHEMES
 from cpuopt.program.fuse import usual
 from cpuopt.report import machine as report
@@ -123,7 +124,7 @@ def test_more_than_a_roof_is_a_doubt():
     rows = [OpRow(**figures, of_roof=percent) for percent in (99, 100.4, None)]
     (said,) = profiles.passed(rows)
     assert said.startswith(
-        "the roofs are too low: A is at 100.4 % of the FMA roof, which is impossible; such shares are"
+        "A is at 100.4 % of the FMA roof, which is impossible: its arrays stay in a nearer cache, or it"
     )
     more = OpRow(**figures | {"kernels": ["gelu_forward[optimized]"], "roof": "L3"}, of_roof=319)
     (said,) = profiles.passed([*rows, more])
@@ -300,11 +301,57 @@ def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(tmp_
     machine.store({2: ROOFS})
     runs, now = [], replace(ROOFS, gflops=150.0, gbs={**ROOFS.gbs, "L2": {"read": 7}}, doubts=("busy",))
     monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: now})
+    fast = TimedCall("gelu_forward", 8e3, 1e6, 0)  # 125 GFLOP/s
+    assert machine.raised(ROOFS, [fast._replace(ns=1e4)]) == (ROOFS, [])
     other = replace(ROOFS, gflops=5.0)
-    assert (machine.raised(other), runs) == (other, [])
+    assert machine.raised(other, [fast])[0] == replace(other, gflops=125.0)
+    assert (machine.stored(), runs) == ({2: ROOFS}, [])
     better = replace(ROOFS, gflops=150.0)
-    assert (machine.raised(ROOFS), machine.stored(), runs) == (better, {2: better}, [[2]])
-    assert (machine.raised(better), runs) == (better, [[2]])
+    said = "gelu_forward passed a roof, so these were raised: FMA from 100 to 150 GFLOP/s"
+    assert machine.raised(ROOFS, [fast]) == (better, [said])
+    assert (machine.stored(), runs) == ({2: better}, [[2]])
+    faster = fast._replace(ns=4e3)
+    assert machine.raised(better, [faster])[0] == machine.stored()[2] == replace(better, gflops=250.0)
+    assert runs == [[2]]
+
+
+@pytest.mark.parametrize(
+    ("flops", "nbytes", "ns", "changes"),
+    [
+        (3e6, 0, 1e4, {"gflops": 300.0, "bf16_gflops": 200.0}),
+        (0, 1e6, 1e5, {"gbs": GBS | {"memory": {"read": (1e6 - 12_000) / 1e5}}}),
+        (0, 1e6, 1e4, {"gbs": {"L1": {"read": 98.8, "copy": 40}, "L2": {"read": 98.8}, "memory": {"read": 98.8}}}),
+        (0, 12_100, 100, {}),  # which the nearer levels may have held
+    ],
+)
+def test_a_call_raises_the_roofs_that_it_proves_too_low(flops, nbytes, ns, changes):
+    call = TimedCall("adamw", ns, flops, nbytes)
+    found = ROOFS.proven(call)
+    assert found == replace(ROOFS, **changes)
+    assert (ROOFS.bound(flops, nbytes)[0] > ns) == (changes != {} or nbytes == 12_100)
+
+
+def contradictions(found):
+    """What is below a figure that it must reach: of fewer threads, or of the next level out."""
+    rates = {n: {"FMA": r.gflops, "bf16": r.bf16_gflops, **{v.name: r.bandwidth(v.name) for v in r.levels}}
+             for n, r in found.items()}  # fmt: skip
+    counts, levels = sorted(found), [v.name for v in LEVELS]
+    fewer = [(n, name) for m, n in pairwise(counts) for name in rates[n] if rates[n][name] < rates[m][name]]
+    return fewer + [(n, far) for n in counts for near, far in pairwise(levels) if rates[n][near] < rates[n][far]]
+
+
+def test_roofs_are_monotone_however_they_were_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    measured = {
+        1: replace(ROOFS, threads=1, gflops=117.5),
+        2: replace(ROOFS, gflops=21.2, bf16_gflops=30.0, gbs=GBS | {"L1": {"read": 9}, "memory": {"read": 1}}),
+        4: replace(ROOFS, threads=4, gbs={"L1": {"read": 5}, "L2": {"read": 6}, "memory": {"read": 7}}),
+    }
+    assert contradictions(measured)
+    found = machine.store(measured)
+    assert contradictions(found) == []
+    assert found == machine.stored()
+    assert (found[2].gflops, found[4].gbs["memory"]["read"]) == (117.5, 7)
 
 
 def test_doubtful_figures_do_not_replace_better_ones(tmp_path, monkeypatch):

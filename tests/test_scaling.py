@@ -21,7 +21,7 @@ from cpuopt.kernels.toolkit.queue import deal, take
 from cpuopt.kernels.toolkit.regions import Region
 from cpuopt.kernels.toolkit.simd import LINE
 from cpuopt.lab.scale import Stopwatch, usual_counts
-from cpuopt.measure.scaling import MEANING, REASONS, CallTimes, Starts, Timed, losses, predict, row, start_of, typical
+from cpuopt.measure.scaling import MEANING, REASONS, CallTimes, Starts, Timed, losses, predict, row, start_of
 from cpuopt.report import rendered
 from cpuopt.report import scale as report
 
@@ -131,12 +131,6 @@ def test_rows_sum_calls():
     assert r.ms[2] - r.ms[1] / 2 == pytest.approx(sum(r.lost_ms[2].values()))
     assert r.predicted_ms == {2: r.ms[2]}
     assert r.chunks == {1: 8, 2: 8}
-
-
-def test_a_typical_round_is_one_of_the_fast_ones_and_whole():
-    rounds = [Timed(ns, [Region(ns, ns, ns, 1, 1, False)]) for ns in (50, 20, 90, 30, 70)]
-    assert typical(rounds) == rounds[3]
-    assert typical(rounds[:1]) == rounds[0]
 
 
 def test_numbers_of_threads_are_powers_of_two_and_all():

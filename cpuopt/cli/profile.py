@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from math import inf
 
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..machine import beside_others
+from ..profiler import ENOUGH_S, LEAST, MOST
 from ..train import settings
 from . import common, ranks
 from .common import settings_of, shared, show, start_numba
@@ -24,7 +26,14 @@ from .common import settings_of, shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, *settings.JOB, *settings.KERNELS, *settings.SHARING, steps=5)
+    settings.flags(p, *(n for n in settings.JOB if n != "steps"), *settings.KERNELS, *settings.SHARING)
+    p.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help=f"Profile this many steps. Default: as many as take {ENOUGH_S:g} s, {LEAST} to {MOST}; several ranks "
+        f"{MOST}.",
+    )
     ranks.flags(p)
     p.add_argument(
         "--warmup", type=int, default=1, help="Run this many steps first, which are not counted. Default: %(default)s."
@@ -50,6 +59,8 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
     from ..train.job import prepare
 
     with Agreement(comm) as agreement:
+        enough_s = ENOUGH_S if args.steps is None and comm.size == 1 else inf
+        args.steps = MOST if args.steps is None else args.steps
         asked, _ = ranks.shared(settings_of(args, run="profile"), comm.size)
         if args.warmup < 0:
             raise UserError(f"--warmup {args.warmup}: expected 0 or more")
@@ -75,7 +86,7 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
         others = "other processes make these times too long"
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: {others}; {beside_others()}")
     with console.counting("steps", args.steps + args.warmup) as tick:
-        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
+        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, enough_s=enough_s)
     show(args, report, lambda: tables.profile_tables(report, detail=args.detail))
     common.keep(args.runs, "profile", report.model, {"profile": report})
     common.write_trace(args, report)

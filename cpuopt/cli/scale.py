@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     others = Others()
     with console.counting("steps", sides * (args.steps + scale.WARMUP)) as tick:
         watch = scale.measure(job, counts, projected, tick=tick)
-    found = scale.scaling(job, watch, counts, projected, roofs, args.bandwidth, list(others.warnings()))
+    doubts = list(others.warnings())
+    found = scale.scaling(job, watch, counts, projected, roofs, args.bandwidth, doubts, rates.raised)
     show(args, found, lambda: report.tables(found, detail=args.detail))
     common.keep(args.runs, "scale", found.model, to_json(found))
     if args.html:

@@ -64,7 +64,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         from ..report import console, html
         from ..report.ranks import ranks_table
         from ..train import checkpoint
-        from ..train.forecast import roof_ms
+        from ..train.forecast import roof_ms, sample
         from ..train.job import prepare, resumed
         from ..train.trainer import train
 
@@ -96,7 +96,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say) if args.html and not comm.rank else None
     known = machine.stored().get(job.engine.threads)
-    least = roof_ms(job.engine, known) if known else None
+    least = roof_ms(job.engine, known, sample(job)) if known else None
     with console.TrainingView(job, quiet=args.json, roof_ms=least) as view:
         if resume is not None:
             view.note_resume(resume)
@@ -129,7 +129,7 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     from ..machine import age
     from ..measure import rates
     from ..report import console
-    from ..train.forecast import forecast, measured, require_fit, room
+    from ..train.forecast import forecast, measured, require_fit, room, sample
     from ..train.job import prepare
 
     began = age()
@@ -147,7 +147,7 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)
         say("planning")
-        found = forecast(asked, roofs, available)
+        found = forecast(asked, roofs, available, sample(job) if job else ())
         if job:
             say("measuring a few steps")
             found = measured(found, job, args.runs, began)

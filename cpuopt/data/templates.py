@@ -42,8 +42,6 @@ LARGEST_CONFIG = 16 << 20
 OPEN, SHUT = "\ufdd0", "\ufdd1"
 """Around a special token's text in a message: characters that Unicode keeps for the use inside a program."""
 MARKED = re.compile(f"{OPEN}([^{OPEN}{SHUT}]+|{OPEN}|{SHUT}){SHUT}|[{OPEN}{SHUT}]")
-Message = tuple[str, str, bool]
-"""Role and text of a message, and whether it counts."""
 Rendered = tuple[int, str]
 """A text: the number of characters with which it begins as another one does, and what follows them."""
 

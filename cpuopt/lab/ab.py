@@ -34,6 +34,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..machine import Others
 from ..measure import rates as machine
 from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, Trial, compare, disagreement, judge
+from ..measure.quartile import lower_quartile
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
 from ..profiler import Profiler, Trainable
@@ -286,8 +287,7 @@ class Alone:
                 self.timed.judge(side, calls, "while it was timed")
             else:
                 self.timed.probe(side, calls)
-        times.sort()
-        return times[(samples - 1) // 4]
+        return lower_quartile(times)
 
     def conditions(self) -> tuple[int, str, str]:
         """Draw the set of inputs of a trial, and the content of outputs and scratch."""

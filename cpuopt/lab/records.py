@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import UserError
 from ..files.reading import from_json, misfit, parse_json, read_file, read_json
 from ..measure.comparison import judge
-from ..measure.profile import Profile, op_ids
+from ..measure.profile import Profile, op_ids, quiet_ms
 from ..measure.rates import machine_id
 from ..train import record
 from ..wording import count, four, nearest, size_of
@@ -120,10 +120,10 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
     if p := c.get("profile"):
         if not from_json(Profile, p).step_ms_values:
             raise ValueError("step_ms_values is empty")
-        whole = (c.get("summary") or {}).get("step_ms_median")  # of a run, what it said at its end
-        ms = f"{four(whole)} ms a step (median)" if whole else f"{four(p['step_ms']['mean'])} ms a step"
-        said = f"{ms}, {p['model']} {p['B']}x{p['T']}, {p['variant']}{''.join(f' + {s}' for s in p['swaps'])}"
-        return f"{said}{_course(c)}"
+        end = c.get("summary") or {}  # of a run, what it said at its end
+        whole = end.get("step_ms_quiet") or end.get("step_ms_median") or quiet_ms(p["step_ms"])
+        swaps = "".join(f" + {s}" for s in p["swaps"])
+        return f"{four(whole)} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}{swaps}{_course(c)}"
     model = c.get("model", "")
     return f"{model.get('name', '') if isinstance(model, dict) else model}{_course(c)}".removeprefix("; ")
 

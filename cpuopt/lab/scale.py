@@ -16,8 +16,11 @@ from ..errors import UserError
 from ..kernels.toolkit import regions, threads
 from ..kernels.toolkit.queue import QUEUE
 from ..kernels.toolkit.simd import LINE
-from ..measure.roofline import Roofs
-from ..measure.scaling import CallTimes, Row, Starts, Timed, row, start_of, typical
+from ..measure.quartile import lower_quartile
+from ..measure.rates import monotone
+from ..measure.roofline import Raise, Roofs, TimedCall
+from ..measure.scaling import CallTimes, Row, Starts, Timed, row, start_of
+from ..ops import DECLARED
 
 if TYPE_CHECKING:
     from ..building import Bound
@@ -106,7 +109,7 @@ class Stopwatch:
         self.found.setdefault(side, []).append((between, self._calls))
 
     def calls(self, beyond: Callable[[Bound], float]) -> list[CallTimes]:
-        """Return the typical times of each call of a step, and of what is between them.
+        """Return the lower quartile of each call of a step, and of what is between them.
 
         Parameters
         ----------
@@ -115,10 +118,14 @@ class Stopwatch:
         every = {side: found[WARMUP:] for side, found in self.found.items()}
         found = []
         for i, (bound, _) in enumerate(every[1, 1][0][1]):
-            times = {side: typical([calls[i][1] for _, calls in steps]) for side, steps in every.items()}
+            times = {side: _quartile(calls[i][1] for _, calls in steps) for side, steps in every.items()}
             found.append(_call(bound.call.op.name, bound.call.layer, times, beyond(bound)))
-        times = {side: typical([Timed(between) for between, _ in steps]) for side, steps in every.items()}
+        times = {side: _quartile(Timed(between) for between, _ in steps) for side, steps in every.items()}
         return [*found, _call(BETWEEN, BETWEEN, times, 0.0)]
+
+
+def _quartile(rounds: Iterable[Timed]) -> Timed:
+    return lower_quartile(rounds, lambda t: t.wall)
 
 
 def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> CallTimes:
@@ -184,12 +191,14 @@ def scaling(
     roofs: Mapping[int, Roofs],
     bandwidth: float | None = None,
     doubts: Sequence[str] = (),
+    raise_roofs: Raise = lambda roofs, calls: (roofs, []),
 ) -> Scaling:
     """Analyse what was measured.
 
     Parameters
     ----------
     roofs : the machine's, for each number of threads that ran.
+    raise_roofs : raises roofs that some of the calls have passed, as `rates.raised` does.
     bandwidth : of memory in GB/s, for predictions beyond the threads that ran; None: that of all threads here.
     """
     most = roofs[max(counts)]
@@ -198,11 +207,16 @@ def scaling(
     def beyond(bound: Bound) -> float:
         return bound.call.bytes if most.level(bound.call.bytes) == last else 0.0
 
-    calls = watch.calls(beyond)
+    calls, known, doubts = watch.calls(beyond), dict[int, Roofs](), list(doubts)
+    for n in sorted(counts):
+        moved = [TimedCall(c.op, c.measured[n].wall, 0.0, c.nbytes) for c in calls if c.nbytes and c.op in DECLARED]
+        known[n], said = raise_roofs(roofs[n], moved)
+        doubts += said
+    known = monotone(known)
     measured = {n: start_of(c.measured[n] for c in calls) for n in counts}
     starts = Starts(measured)
-    there = most.bandwidth(last)
-    gbs = {n: roofs[n].bandwidth(last) for n in counts if n > 1} | dict.fromkeys(projected, bandwidth or there)
+    there = known[max(counts)].bandwidth(last)
+    gbs = {n: known[n].bandwidth(last) for n in counts if n > 1} | dict.fromkeys(projected, bandwidth or there)
     s = job.settings
     return Scaling(
         model=job.name,
@@ -218,7 +232,7 @@ def scaling(
         start_us={n: starts(n) / 1e3 for n in sorted({*counts, *projected})},
         gbs=gbs,
         assumptions=_assumptions(gbs[projected[0]], bandwidth is None, starts, projected) if projected else [],
-        doubts=list(doubts),
+        doubts=doubts,
     )
 
 

@@ -25,7 +25,9 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import Counted, Others, available_bytes
 from ..measure.comparison import judge, schedule
-from ..measure.roofline import Roofs, fits
+from ..measure.quartile import lower_quartile
+from ..measure.roofline import Raise, Roofs, TimedCall
+from ..ops import DECLARED
 from ..ops.declaration import Op
 from ..ops.storage import WIDE
 from ..program.program import Call
@@ -301,23 +303,28 @@ class Sweep:
 
     def _placed(self, figures: Mapping[str, Any], ns: Sequence[float], held: float) -> dict[str, Any]:
         """Return the time of the lower quartile, its rates, and its place under the roof."""
-        low = sorted(ns)[(len(ns) - 1) // 4]
+        low = lower_quartile(ns)
         least, roof = self.roofs.bound(figures["flops"], figures["bytes"], figures["operands"], held)
         rates = {"gflops": figures["flops"] / low, "gbs": figures["bytes"] / low}
         return {"ns": low, **rates, "roof": roof, "roof_ns": least, "of_roof": 100 * least / low, "ns_values": ns}
 
-    def record(self, raise_roofs: Callable[[Roofs], Roofs] = lambda roofs: roofs, **more: Any) -> dict[str, Any]:
+    def record(self, raise_roofs: Raise = lambda roofs, calls: (roofs, []), **more: Any) -> dict[str, Any]:
         """Return all figures.
 
         Parameters
         ----------
-        raise_roofs : measures roofs again that a kernel has passed.
+        raise_roofs : raises roofs that some of the calls have passed, as `rates.raised` does.
         more : what the record says besides.
         """
+        rows = [*self._rows()] if self.op in DECLARED else []
+        calls = [
+            TimedCall(self.op, r[caches]["ns"], r["flops"], r["bytes"], r["operands"], held)
+            for r in rows
+            for caches, held in (("warm", r["bytes"] * r["calls"]), ("cold", inf))
+        ]
+        self.roofs, said = raise_roofs(self.roofs, calls)
+        self.doubts += said
         rows = [*self._rows()]
-        if not all(fits(r[caches]["of_roof"]) for r in rows for caches in ("warm", "cold")):
-            self.roofs = raise_roofs(self.roofs)
-            rows = [*self._rows()]
         asked = {"op": self.op, "variants": self.variants, "threads": self.roofs.threads, **more}
         sizes = {"over": self.plan.over, "fixed": self.plan.fixed, "source": self.plan.source}
         result = {"rows": rows, "refused": self.refused, "late": self.late, "skipped": self.plan.skipped}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from ..models.own import rows_of
 from ..ops.declaration import Spec
 from ..ops.dequantize import numbers
 from ..ops.storage import WIDE
-from ..profiler import profile
+from ..profiler import ENOUGH_S, MOST, profile
 from ..program.fuse import parse, usual
 from ..program.optimizer import Choice as OptimizerChoice
 from ..program.precision import NARROW
@@ -305,14 +306,15 @@ class Engine(core.Engine):
         self._reader.restart()
         return generate(self._reader, prompt, sampler, max_tokens, stops)
 
-    def profile(self, *, steps: int = 5, warmup: int = 1, roofs: bool = True, **given: Any) -> ProfileReport:
+    def profile(self, *, steps: int | None = None, warmup: int = 1, roofs: bool = True, **given: Any) -> ProfileReport:
         """Measure the time of each op and layer of a training step, after checking every kernel.
 
         The steps train; parameters and optimizer are then as they were before.
 
         Parameters
         ----------
-        steps, warmup : the steps that are measured, and those before them, which are not.
+        steps, warmup : the steps that are measured, and those before them, which are not. By default as many as take a
+            second, 5 to 20.
         roofs : whether to show how far each op is from what the machine allows; the machine is measured once for that.
         given : what `step` takes: inputs, by default those of the last step, and numbers such as ``lr``.
 
@@ -322,13 +324,16 @@ class Engine(core.Engine):
             For a kernel that is wrong, or an engine without a backward.
         """
         require_trained(self, "profile")
+        enough_s = ENOUGH_S if steps is None else inf
+        steps = MOST if steps is None else steps
         if not all(isinstance(n, int | np.integer) for n in (steps, warmup)) or steps < 1 or warmup < 0:
             raise UserError(f"profile: steps {steps!r}, warmup {warmup!r}; expected 1 or more, and 0 or more")
         checked = self._check()
         machine = rates.roofs(self.threads) if roofs else None
         before = self._state()
         try:
-            found = profile(self._repeating(given, steps, checked.results), warmup=warmup, roofs=machine)
+            job = self._repeating(given, steps, checked.results)
+            found = profile(job, warmup=warmup, roofs=machine, enough_s=enough_s)
         finally:
             self._restore(before)
         return ProfileReport(found, self)

@@ -1,24 +1,25 @@
 """The analysis of the times of some steps: sums by kind of op and by layer, and the object in ``profile.json``.
 
-There is one statistic, the mean over the middle half of the steps, ordered by their time: one set of whole steps for
-all rows, so that the rows add up to the step, and a step that something else disturbed does not count: of three, the
-middle one counts. Steps of another kind, such as those in which ranks meet after local steps, have a middle half of
-their own. All raw values are kept.
+There is one statistic, the lower quartile over the steps (`measure.quartile`): of the time of each call, and of what
+is left of a step between calls. The time of a step is their sum, so the rows add up to it. Other processes that
+disturb most steps, each at another call, then move no row. Steps of another kind, such as those in which ranks meet
+after local steps, have quartiles of their own, and count by their number. All raw values are kept.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ..ops import DECLARED
 from ..ops.storage import TYPES
 from ..wording import count, four
-from .roofline import UNFIT, Roofs, fits
+from .quartile import lower_quartile
+from .roofline import UNFIT, Roofs, TimedCall, fits
 
 if TYPE_CHECKING:
     from ..building import Bound
@@ -38,6 +39,7 @@ class StepTimes:
     number : counted from 0, with the steps that are dropped later.
     runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
     regions : for each run, (n + 1, 3) readings of the counters of ``toolkit.regions.watch``; none if it is off.
+    work : for each run, (n,) shares of the FLOPs of each call that its data asked for; none if all did.
     """
 
     number: int
@@ -45,11 +47,12 @@ class StepTimes:
     end: int
     runs: list[tuple[Sequence[Bound], Array]]
     regions: list[Array] = field(default_factory=list)
+    work: list[Array] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The average time and the rates of some calls of a step.
+    """The quiet time and the rates of some calls of a step.
 
     Attributes
     ----------
@@ -60,6 +63,8 @@ class Figures:
     of_roof : percent of the roof that binds, whose name is `roof`; None if no roofs are known.
     imbalance : time of the slowest thread over the mean of all; None if it was not measured.
     types : the storage types of the arrays of floating-point numbers that the calls read and write.
+    of_work : where FLOPs depend on the data: those that the data asked for, which `flops` counts, in percent of the
+        most that they can be.
     """
 
     op: str
@@ -75,13 +80,18 @@ class Figures:
     roof: str
     imbalance: float | None
     types: list[str] = field(default_factory=list)
+    of_work: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow(Figures):
-    """One kind of op, and the kernels that ran, as ``matmul_forward[vanilla]``."""
+    """One kind of op, and the kernels that ran, as ``matmul_forward[vanilla]``; `label` is its name in llm.c's words.
+
+    `op` holds the names of the ops, as flags take them; in records of earlier versions the label.
+    """
 
     kernels: list[str]
+    label: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +110,11 @@ class Profile:
     Attributes
     ----------
     steps : the number of steps measured; `warmup` more came before and were dropped.
-    step_ms : ``median``, ``min`` and ``max`` of `step_ms_values`, and the ``mean`` of their middle half, which is
-        shown, and to which the rows of `ops` add up.
-    tokens_per_s : the rate by that mean.
+    step_ms : ``median``, ``min``, ``max`` and ``mean`` of `step_ms_values`; and ``quiet``, to which the rows of `ops`
+        add up. Records of earlier versions lack it: their rows add up to ``mean``, of the middle half.
+    tokens_per_s : the rate by ``quiet``.
     peak_rss_mb, planned_peak_mb : the peak memory of the process, measured and predicted, in 10^6 bytes.
-    ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
+    ops : in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
     profiler_overhead_ms : the measured cost of profiling a step.
     checked : one entry a check of this run, with at least ``kernel`` and ``status``; without figures if one
         failed.
@@ -154,18 +164,30 @@ class Profile:
         return words(self)
 
     @property
+    def quiet_ms(self) -> float:
+        """The time of a step that is shown."""
+        return quiet_ms(self.step_ms)
+
+    @property
     def op_ms_values(self) -> dict[str, list[float]]:
         """Return the ms of each kind of op in each step."""
         found: dict[str, list[float]] = {r.op: [0.0] * len(self.raw) for r in self.ops if r.kernels}
+        names = {r.label: r.op for r in self.ops}
         for i, step in enumerate(self.raw):
             for calls, marks in step.runs:
                 for bound, ns in zip(calls, np.diff(marks).tolist(), strict=True):
                     # a step whose update was skipped has fewer kinds than the one that is shown, or more
-                    found.setdefault(bound.call.op.label, [0.0] * len(self.raw))[i] += ns / 1e6
+                    label = bound.call.op.label
+                    found.setdefault(names.get(label, label), [0.0] * len(self.raw))[i] += ns / 1e6
         return found
 
 
 Profile.JSON = (*(f.name for f in fields(Profile) if f.name != "raw"), "words", "op_ms_values")
+
+
+def quiet_ms(step_ms: Mapping[str, float]) -> float:
+    """Return the time of a step that is shown, of a `Profile.step_ms` of any version."""
+    return step_ms.get("quiet", step_ms["mean"])
 
 
 def op_ids(label: str, kernels: Iterable[str]) -> str:
@@ -174,41 +196,52 @@ def op_ids(label: str, kernels: Iterable[str]) -> str:
 
 
 class Sums:
-    """The mean times of the middle half of some steps, per call."""
+    """The quiet times of a step, per call: the lower quartile over some steps.
+
+    Attributes
+    ----------
+    ns, calls, work : of each bound call: its time, how often it runs, and the share of its declared FLOPs that its
+        data ask for, times how often it runs.
+    step_ns : the sum of all calls, and of what is between them.
+    """
 
     def __init__(self, steps: Sequence[StepTimes], roofs: Roofs | None = None) -> None:
         self.roofs = roofs
         kinds: dict[tuple[str, ...], list[StepTimes]] = {}
-        for s in sorted(steps, key=lambda s: s.end - s.start):
+        for s in steps:
             kinds.setdefault(tuple(calls[0].call.phase for calls, _ in s.runs if calls), []).append(s)
-        middle = [s for kind in kinds.values() for s in middle_half(kind)]
-        self.step_ns = fmean(s.end - s.start for s in middle)
-        self.bounds: list[Bound] = []
-        at: dict[int, int] = {}
-        for bound in (b for s in middle for calls, _ in s.runs for b in calls):
-            if id(bound) not in at:
-                at[id(bound)] = len(self.bounds)
-                self.bounds.append(bound)
-        self.ns, self.calls = np.zeros(len(at)), np.zeros(len(at))
-        for calls, marks in (run for s in middle for run in s.runs):
-            where = [at[id(b)] for b in calls]
-            np.add.at(self.ns, where, np.diff(marks) / len(middle))
-            np.add.at(self.calls, where, 1 / len(middle))
+        self.bounds = list({id(b): b for s in steps for calls, _ in s.runs for b in calls}.values())
+        at = {id(b): i for i, b in enumerate(self.bounds)}
+        self.ns, self.calls, self.work, self.between_ns = np.zeros(len(at)), np.zeros(len(at)), np.zeros(len(at)), 0.0
         self.threads_ns = np.zeros((len(at), 2))
         """For the regions of each call: threads times the slowest one's time, and the sum of all threads' times."""
-        for s in middle:
-            for (calls, _), readings in zip(s.runs, s.regions, strict=False):
-                np.add.at(self.threads_ns, [at[id(b)] for b in calls], np.diff(readings, axis=0)[:, :2])
+        for kind in kinds.values():
+            weight, ns = len(kind) / len(steps), np.zeros((len(kind), len(at)))
+            for row, s in zip(ns, kind, strict=True):
+                for calls, marks in s.runs:
+                    np.add.at(row, [at[id(b)] for b in calls], np.diff(marks))
+            picked = np.array([lower_quartile(range(len(kind)), column.tolist().__getitem__) for column in ns.T])
+            for number, s in enumerate(kind):
+                for n, (calls, _) in enumerate(s.runs):
+                    where = np.array([at[id(b)] for b in calls], int)
+                    mine = weight * (picked[where] == number)
+                    np.add.at(self.calls, where, mine)
+                    np.add.at(self.work, where, mine * (s.work[n] if s.work else 1))
+                    if s.regions:
+                        np.add.at(self.threads_ns, where, mine[:, None] * np.diff(s.regions[n], axis=0)[:, :2])
+            self.ns += weight * ns[picked, range(len(at))]
+            between = [s.end - s.start - row.sum() for s, row in zip(kind, ns, strict=True)]
+            self.between_ns += weight * float(lower_quartile(between))
+        self.step_ns = float(self.ns.sum() + self.between_ns)
 
     def op_rows(self) -> list[OpRow]:
         """Return one row a label, in the order of their first call in a step, and the remaining time."""
         rows = []
         for (label,), at in self._groups(lambda b: (b.call.op.label,)).items():
-            used = dict.fromkeys(self.bounds[i].kernel.name for i in at)
-            rows.append(OpRow(op=label, **self._figures(at), kernels=list(used)))
-        left = float(self.step_ns - self.ns.sum())
-        rest = self._figures([]) | {"ms": left / 1e6, "share": 100 * left / self.step_ns}
-        return [*rows, OpRow(op=UNACCOUNTED, **rest, kernels=[])]
+            used = list(dict.fromkeys(self.bounds[i].kernel.name for i in at))
+            rows.append(OpRow(op=op_ids(label, used), **self._figures(at), kernels=used, label=label))
+        rest = self._figures([]) | {"ms": self.between_ns / 1e6, "share": 100 * self.between_ns / self.step_ns}
+        return [*rows, OpRow(op=UNACCOUNTED, **rest, kernels=[], label=UNACCOUNTED)]
 
     def layer_rows(self) -> list[LayerRow]:
         """Return one row a layer, op and variant, layer by layer."""
@@ -219,6 +252,29 @@ class Sums:
             for (layer, op, variant, phase), at in sorted(groups.items(), key=lambda g: layers.index(g[0][0]))
         ]
 
+    def measured(self, i: int) -> TimedCall:
+        """Return the mean over the runs of a bound call in a step."""
+        call, n = self.bounds[i].call, float(self.calls[i])
+        return TimedCall(
+            call.op.name, float(self.ns[i]) / n, call.flops * float(self.work[i]) / n, call.bytes, call.operands
+        )
+
+    def declared(self) -> Iterator[TimedCall]:
+        """Yield the calls of the package's ops: those of a user's file may declare wrong FLOPs."""
+        for i, bound in enumerate(self.bounds):
+            if self.calls[i] and bound.call.op.name in DECLARED:
+                yield self.measured(i)
+
+    @property
+    def least_ns(self) -> float:
+        """The time that the step's FLOPs take at the peaks of the types that they multiply; what is repeated is not."""
+        assert self.roofs
+        found: dict[str, float] = {}
+        for b, n in zip(self.bounds, self.work.tolist(), strict=True):
+            if not b.call.repeats:
+                found[b.call.operands] = found.get(b.call.operands, 0.0) + b.call.flops * n
+        return self.roofs.compute_ns(found)
+
     def _groups(self, key: Callable[[Bound], tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
         groups: dict[tuple[str, ...], list[int]] = {}
         for i, bound in enumerate(self.bounds):
@@ -227,7 +283,9 @@ class Sums:
 
     def _figures(self, at: Sequence[int]) -> dict[str, Any]:
         ns = float(self.ns[at].sum())
-        flops = sum(self.bounds[i].call.flops * self.calls[i] for i in at)
+        flops = sum(self.bounds[i].call.flops * self.work[i] for i in at)
+        most = sum(self.bounds[i].call.flops * self.calls[i] for i in at)
+        by_data = any(self.bounds[i].call.op.asked for i in at)
         nbytes = sum(self.bounds[i].call.bytes * self.calls[i] for i in at)
         slowest, mean = self.threads_ns[at].sum(axis=0)
         return {
@@ -242,6 +300,7 @@ class Sums:
             **self._roof(at, ns),
             "imbalance": float(slowest / mean) if mean else None,
             "types": sorted({t for i in at for t in float_types(self.bounds[i].call)}),
+            "of_work": float(100 * flops / most) if by_data and most else None,
         }
 
     def _roof(self, at: Sequence[int], ns: float) -> dict[str, Any]:
@@ -250,9 +309,10 @@ class Sums:
             return {"of_roof": None, "roof": ""}
         least: dict[str, float] = {}
         for i in at:
-            call = self.bounds[i].call
-            time, name = self.roofs.bound(call.flops, call.bytes, call.operands)
-            least[name] = least.get(name, 0.0) + time * float(self.calls[i])
+            if self.calls[i]:
+                m = self.measured(i)
+                time, name = self.roofs.bound(m.flops, m.nbytes, m.operands)
+                least[name] = least.get(name, 0.0) + time * float(self.calls[i])
         return {"of_roof": 100 * sum(least.values()) / ns, "roof": max(least, key=lambda name: least[name])}
 
 
@@ -262,23 +322,23 @@ def float_types(call: Call) -> set[str]:
     return {name for name in there if TYPES[name].is_float}
 
 
-def middle_half(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
-    """Leave out a quarter of some steps at either end."""
-    cut = (len(steps) + 1) // 4
-    return steps[cut : len(steps) - cut]
-
-
 def passed(rows: Iterable[OpRow]) -> list[str]:
-    """List a warning if ops exceed their roof: it was measured too low."""
+    """List a warning if ops exceed their roof, and no call could raise it."""
     over = sorted((r for r in rows if r.of_roof is not None and not fits(r.of_roof)), key=lambda r: -(r.of_roof or 0))
     if not over:
         return []
     most, others = over[0], len(over) - 1
     more = f" and {count(others, 'more op')} too" if others else ""
     return [
-        f"the roofs are too low: {op_ids(most.op, most.kernels)} is at {most.of_roof:.1f} % of the {most.roof} roof, "
-        f"which is impossible{more}; such shares are shown as {UNFIT}. When it is quiet: cpuopt machine --again"
+        f"{op_ids(most.op, most.kernels)} is at {most.of_roof:.1f} % of the {most.roof} roof, which is impossible{more}"
+        ": its arrays stay in a nearer cache, or it declares more FLOPs or bytes than it needs. Such shares are shown "
+        f"as {UNFIT}"
     ]
+
+
+def refuted(rows: Iterable[Figures]) -> set[str]:
+    """Return the roofs that some rows pass."""
+    return {r.roof for r in rows if r.of_roof is not None and not fits(r.of_roof)}
 
 
 def peaks(rows: Iterable[Figures]) -> str:
@@ -288,7 +348,7 @@ def peaks(rows: Iterable[Figures]) -> str:
 
 def words(p: Profile) -> str:
     """Describe where the time of a step goes, and where most of it could be saved."""
-    step = p.step_ms["mean"]
+    step = quiet_ms(p.step_ms)
     text = f"A step takes {four(step)} ms"
     if fits(p.mfu):
         text += f", {p.mfu:.0f} % of the {peaks(p.ops)} of {count(p.threads, 'thread')} (MFU)"
@@ -299,7 +359,7 @@ def words(p: Profile) -> str:
     name, most = max(families.items(), key=lambda f: sum(r.ms for r in f[1]))
     ms = sum(r.ms for r in most)
     text += f". {name} is {100 * ms / step:.0f} % of it"
-    if all(r.of_roof is not None for r in rows) and p.mfu is not None:
+    if all(r.of_roof is not None for r in rows):
         least = sum(r.ms * (r.of_roof or 0) / 100 for r in most)
         text += f", at {100 * least / ms:.0f} % of its roof" if all(fits(r.of_roof) for r in most) else ""
         where, excess, at, roof = most_above_roof(p.layers)

@@ -1,7 +1,8 @@
 """The measured roofs of this machine: multiply-adds by type, bandwidth of each level of memory, starts of threads.
 
 The figures are kept in a file for each machine, beside the compiled kernels, and measured again on demand. A figure is
-the best of many short samples: other processes can only lower a figure, and a roof is the highest possible one.
+the best of many short samples: other processes can only lower a figure, and a roof is the highest possible one. So no
+figure is below one that it must reach: that of fewer threads, that of the next level out, and what a call has reached.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,8 @@ from ..files.reading import from_json, to_json
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import LITTLE, OTHERS, Others, caches, describe, quota, running, throttled
-from .roofline import Level, Roofs
+from ..wording import four
+from .roofline import BF16, FMA, Level, Roofs, TimedCall
 
 FORMAT = 1
 SAMPLE_S, SAMPLES_S = 5e-3, 0.12
@@ -226,7 +228,15 @@ def stored() -> dict[int, Roofs]:
     if content["format"] != FORMAT:
         return {}
     found = {int(n): from_json(Roofs, r) for n, r in content["roofs"].items()}
-    return {n: r for n, r in found.items() if r.bf16_gflops and r.bf16_by == kernels.PAIRS_BY}
+    return monotone({n: r for n, r in found.items() if r.bf16_gflops and r.bf16_by == kernels.PAIRS_BY})
+
+
+def monotone(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
+    """Return roofs by number of threads, each at least as high as those of fewer threads and of levels further out."""
+    made: dict[int, Roofs] = {}
+    for n in sorted(found):
+        made[n] = found[n].ordered(next(reversed(made.values()), None))
+    return made
 
 
 def better(old: Roofs, new: Roofs) -> Roofs:
@@ -240,8 +250,8 @@ def better(old: Roofs, new: Roofs) -> Roofs:
 def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
     """Keep roofs beside earlier ones, and return all; roofs with warnings do not replace better figures."""
     known = stored()
-    every = known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()}
-    content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n] for n in sorted(every)}}
+    every = monotone(known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()})
+    content = {"format": FORMAT, "machine": identity(), "roofs": every}
     write_entry(file(), json.dumps(to_json(content), indent=1).encode())
     return every
 
@@ -258,16 +268,39 @@ def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
     return store(Measurement(say=say).run([n]))[n]
 
 
-def raised(kept: Roofs) -> Roofs:
-    """Measure roofs again that something has passed, once a process; return the better of each figure.
+def raised(kept: Roofs, calls: Iterable[TimedCall]) -> tuple[Roofs, list[str]]:
+    """Raise roofs that calls have passed, and say so.
 
-    Roofs that are not this machine's kept ones, such as those of a record, come back as they are.
+    Roofs that are kept for this machine are first measured again, once a process, and the better of each figure is
+    kept. Those of a record are raised for its report.
+
+    Returns
+    -------
+    The roofs, and a line if one was raised.
     """
-    n = kept.threads
-    if n in MEASURED or stored().get(n) != kept:
-        return kept
-    MEASURED.add(n)
-    return store({n: better(kept, Measurement().run([n])[n])})[n]
+    over = [c for c in calls if c.ns < kept.bound(c.flops, c.nbytes, c.operands, c.held)[0]]
+    n, best = kept.threads, kept
+    mine = bool(over) and stored().get(n) == kept
+    if mine and n not in MEASURED:
+        MEASURED.add(n)
+        best = better(kept, Measurement().run([n])[n])
+    for call in over:
+        best = best.proven(call)
+    if mine and best != kept:
+        best = store({n: best})[n]
+    changed = [
+        f"{name} from {four(old)} to {four(new)} {unit}"
+        for name, old, new, unit in _figures(kept, best)
+        if new > old * (1 + 1e-9)
+    ]
+    passed_by = ", ".join(dict.fromkeys(c.op for c in over))
+    return best, [f"{passed_by} passed a roof, so these were raised: {'; '.join(changed)}"] if changed else []
+
+
+def _figures(old: Roofs, new: Roofs) -> Iterator[tuple[str, float, float, str]]:
+    yield FMA, old.gflops, new.gflops, "GFLOP/s"
+    yield BF16, old.bf16_gflops or 0.0, new.bf16_gflops or 0.0, "GFLOP/s"
+    yield from ((v.name, old.bandwidth(v.name), new.bandwidth(v.name), "GB/s") for v in old.levels)
 
 
 def beside_others(kept: Roofs) -> bool:

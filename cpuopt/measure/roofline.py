@@ -4,14 +4,14 @@ A call must do its FLOPs and move its compulsory bytes; whichever takes longer a
 roof that binds. The peak of FLOPs depends on what they multiply: float32, or bfloat16 in pairs. The bytes are held
 against the bandwidth of the smallest level of the memory hierarchy that could hold them all, at the best of several
 patterns of access: a roof is what cannot be passed. More than 100 % of one means that the roof was measured too low, or
-that the bytes or FLOPs are counted wrong; it is never a success.
+that the bytes or FLOPs are counted wrong; it is never a success. So a call that passes a roof raises it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 from ..ops.storage import WIDE
 
@@ -31,6 +31,17 @@ def fits(of_roof: float | None) -> bool:
 def share(of_roof: float | None, unit: str = "%") -> str:
     """Format a percentage of a roof."""
     return f"{of_roof or 0:.0f}{unit}" if of_roof is None or fits(of_roof) else UNFIT
+
+
+class TimedCall(NamedTuple):
+    """A call that was measured: its op's name, its time, and what it must do in it, as of `Roofs.bound`."""
+
+    op: str
+    ns: float
+    flops: float
+    nbytes: float
+    operands: str = WIDE
+    held: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,43 @@ class Roofs:
         """Return the smallest level that can hold this many bytes."""
         return next(v.name for v in self.levels if v.holds(self.threads) >= nbytes)
 
+    def ordered(self, fewer: Roofs | None = None) -> Roofs:
+        """Return roofs none of which contradicts another: a level delivers at least what the next one out does.
+
+        Parameters
+        ----------
+        fewer : the roofs of fewer threads, each of which more threads reach too.
+        """
+        gbs: dict[str, dict[str, float]] = {}
+        beyond: Mapping[str, float] = {}
+        for name in reversed([v.name for v in self.levels]):
+            below = self.gbs.get(name, {}), fewer.gbs.get(name, {}) if fewer else {}, beyond
+            gbs[name] = beyond = {
+                k: max(of.get(k, 0.0) for of in below) for k in dict.fromkeys(k for b in below for k in b)
+            }
+        bf16 = max(r.bf16_gflops or 0.0 for r in (self, fewer) if r) or None
+        gflops = max(r.gflops for r in (self, fewer) if r)
+        return replace(self, gflops=gflops, bf16_gflops=bf16, gbs={v.name: gbs[v.name] for v in self.levels})
+
+    def proven(self, call: TimedCall) -> Roofs:
+        """Return roofs that a call does not pass, as far as it proves them too low.
+
+        What the levels nearer than the one that holds all its bytes may have kept since the last call proves nothing.
+        """
+        names = [v.name for v in self.levels]
+        held = call.nbytes if call.held is None else call.held
+        at = names.index(self.level(held))
+        nearer = sum(v.holds(self.threads) for v in self.levels[:at])
+        rate = call.nbytes * (1 - nearer / held if nearer else 1.0) / call.ns
+        found, (peak, roof) = self, self.peak(call.operands)
+        if call.flops / call.ns > peak:
+            higher: dict[str, Any] = {"bf16_gflops" if roof == BF16 else "gflops": call.flops / call.ns}
+            found = replace(found, **higher)
+        if rate > self.bandwidth(names[at]):
+            kinds = self.gbs[names[at]]
+            found = replace(found, gbs={**self.gbs, names[at]: {**kinds, max(kinds, key=kinds.__getitem__): rate}})
+        return found.ordered()
+
     def bound(self, flops: float, nbytes: float, operands: str = WIDE, held: float | None = None) -> tuple[float, str]:
         """Return the least time of a call, in ns, and the roof that sets it: `FMA`, `BF16`, or a level's name.
 
@@ -113,3 +161,7 @@ class Roofs:
         level, (gflops, name) = self.level(nbytes if held is None else held), self.peak(operands)
         compute, memory = flops / gflops, nbytes / self.bandwidth(level)
         return (compute, name) if compute >= memory else (memory, level)
+
+
+Raise = Callable[[Roofs, Sequence[TimedCall]], tuple[Roofs, list[str]]]
+"""What raises roofs that calls have passed, and says so in a line."""

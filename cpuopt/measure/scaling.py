@@ -24,6 +24,7 @@ from math import log2
 from typing import NamedTuple
 
 from ..kernels.toolkit.regions import Region
+from .quartile import lower_quartile
 
 SERIAL, START, IMBALANCE, SHARED = REASONS = ("serial", "start", "imbalance", "shared")
 MEANING = {
@@ -60,11 +61,6 @@ class Timed(NamedTuple):
     def uneven(self, n: int) -> float:
         """Return the time of the slowest of n threads beyond the mean."""
         return sum(r.slowest - r.work / n for r in self.regions)
-
-
-def typical(rounds: Sequence[Timed]) -> Timed:
-    """Return a round that few are faster than, whole, so that its parts belong together: others only make it slower."""
-    return sorted(rounds, key=lambda t: t.wall)[(len(rounds) - 1) // 4]
 
 
 def losses(one: Timed, many: Timed, n: int) -> dict[str, float]:
@@ -120,8 +116,8 @@ class Starts:
 
 def start_of(calls: Iterable[Timed]) -> float:
     """Return the time of a region beyond its slowest thread, the lower quartile of all."""
-    found = sorted(r.wall - r.slowest for t in calls for r in t.regions)
-    return found[(len(found) - 1) // 4] if found else 0.0
+    found = [r.wall - r.slowest for t in calls for r in t.regions]
+    return lower_quartile(found) if found else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

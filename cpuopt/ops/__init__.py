@@ -41,6 +41,8 @@ OPTIMIZERS = {op.name: op for op in _ops if isinstance(op, Optimizer) and op is 
 _ops += [updated(op, optimizer) for op in _ops if op.updates for optimizer in OPTIMIZERS.values()]
 ALL: dict[str, Op] = {op.name: op for op in sorted(_ops, key=_place)}
 """Every declared op by name, in the order of names; a forward comes before its backward."""
+DECLARED = frozenset(ALL)
+"""The names of the package's own, whose FLOPs and bytes the tests check; files of users add theirs to `ALL`."""
 
 globals().update(ALL)
 dequantize: Op  # mypy takes `__getattr__` for the others, and would take these for the files of their names

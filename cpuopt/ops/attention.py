@@ -112,9 +112,18 @@ LIMITS = STARTS, WINDOW, CAP
 def pairs(twice: Dim) -> dict[str, Any]:
     """Count the FLOPs of all pairs of a token and a key that it reads in its window, from those of two pairs.
 
-    `starts` are not counted: they are known only when a call runs, and each batch has others.
+    `starts` are known only when a call runs, and each batch has others: they are in `asked`.
     """
-    return {"flops": T * (T + 1) * twice, "without": {WINDOW.name: (T - W) * (T - W + 1) * twice}}
+    return {"flops": T * (T + 1) * twice, "without": {WINDOW.name: (T - W) * (T - W + 1) * twice}, "asked": asked}
+
+
+def asked(starts, window):
+    """Return the share of the pairs in the window that are in the examples of their tokens."""
+    if not starts.size:
+        return 1.0
+    t = np.arange(starts.shape[-1])
+    first = np.maximum(0, t - window + 1) if window > 0 else np.zeros_like(t)
+    return float((t + 1 - np.maximum(first, starts)).sum() / ((t + 1 - first).sum() * (starts.size // t.size)))
 
 
 attention_forward = Op(

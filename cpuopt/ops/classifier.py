@@ -20,7 +20,7 @@ al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
 
 import numpy as np
 
-from .cross_entropy import cross_entropy_backward, cross_entropy_forward
+from .cross_entropy import counted, cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
 from .declaration import BT, HALF, IGNORE_INDEX, C, Op, Updates, V, acc, index, inp, operand, out, rounded
@@ -75,6 +75,7 @@ classifier_forward = Op(
     IGNORE_INDEX,
     label="Classifier Forward",
     flops=2 * BT * C * V + 4 * BT * V,
+    asked=counted,
     reference=reference_forward,
     source=SOURCE,
     fuses=(matmul_forward, cross_entropy_forward),
@@ -93,6 +94,7 @@ classifier_backward = Op(
     IGNORE_INDEX,
     label="Classifier",
     flops=6 * BT * C * V + 8 * BT * V,
+    asked=counted,
     without={"dinp": 2 * BT * C * V, "dweight": 2 * BT * C * V},
     reference=reference_backward,
     source=SOURCE,

@@ -39,6 +39,11 @@ def reference_backward(dloss, logits, lse, targets, ignore_index):
     return {"dlogits": grad * counts[:, None] * (float(dloss[0]) / max(int(counts.sum()), 1))}
 
 
+def counted(targets, ignore_index):
+    """Return the share of the targets that are not ignored: no other token asks for FLOPs."""
+    return float(np.mean(targets != ignore_index))
+
+
 cross_entropy_forward = Op(
     "cross_entropy_forward",
     out("loss", 1, reduces=BT + V),
@@ -49,6 +54,7 @@ cross_entropy_forward = Op(
     IGNORE_INDEX,
     label="Softmax/Cross-entropy Forward",
     flops=4 * BT * V,
+    asked=counted,
     reference=reference_forward,
     source=SOURCE,
     role="loss",
@@ -64,6 +70,7 @@ cross_entropy_backward = Op(
     IGNORE_INDEX,
     label="Softmax/Cross-entropy Backward",
     flops=4 * BT * V,
+    asked=counted,
     reference=reference_backward,
     source=SOURCE,
     inverts=cross_entropy_forward,

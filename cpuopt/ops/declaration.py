@@ -350,6 +350,9 @@ class Op:
     flops : floating-point operations of one call that the mathematics needs, in size symbols.
     without : those of them that an argument saves if it is absent, by its name; or that a number saves if it is above
         0 and below the end of its range, with the number's name as a symbol.
+    asked : if `flops` depend on the data of a call and are the most that they can be: function of the arguments that it
+        names, as a kernel gets them, that returns the share of them that the data ask for.
+    fixed : those of `flops` that do not depend on the data.
     reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
     source : the paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it computes.
@@ -380,12 +383,15 @@ class Op:
         unfit: Mapping[str, str] | None = None,
         inputs: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
         updates: Updates | None = None,
+        asked: Callable[..., float] | None = None,
+        fixed: Dim | int = 0,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
         self.fuses, self.renames, self.unfit = fuses, dict(renames or {}), dict(unfit or {})
         self.role: Role | None = role or (inverts.role if inverts else None)
         self.inputs, self.without, self.updates = inputs, dict(without or {}), updates
+        self.asked, self.fixed = asked, as_dim(fixed)
         self.backwards: list[Op] = []
         self.fusions: list[Op] = []
         self.by_name = {a.name: a for a in args}

@@ -63,6 +63,8 @@ def _derived(op: Op, optimizer: Optimizer) -> Op:
         reference=reference,
         source=f"{op.name}, sumsq and {optimizer.name}; update in backward after Lv et al. 2023 (LOMO)",
         fuses=(op, sumsq, optimizer),
+        asked=op.asked,
+        fixed=op.fixed + stepped * size,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -224,6 +225,13 @@ class Call:
     def flops(self) -> int:
         """Floating-point operations that the mathematics needs."""
         return self.op.work(self.counted, self.absent)
+
+    def asked(self, given: Mapping[str, Any]) -> float:
+        """Return the share of `flops` that the data of its arguments ask for, which are given by name."""
+        if not self.op.asked:
+            return 1.0
+        part = self.op.asked(**{name: given[name] for name in signature(self.op.asked).parameters})
+        return 1 - (1 - part) * (1 - self.op.fixed(self.sizes) / self.flops)
 
     @property
     def operands(self) -> str:

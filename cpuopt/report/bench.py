@@ -44,7 +44,8 @@ class BenchView(View):
         """Print a result."""
         head = f"{size_of(asdict(result))} {result.peer}"
         if result.ratio:
-            ms = {key: f"{times['median']:,.{digits(times['median'])}f} ms" for key, times in result.step_ms.items()}
+            times = {key: step_ms({"step_ms": result.step_ms}, key) for key in result.step_ms}
+            ms = {key: f"{x:,.{digits(x)}f} ms" for key, x in times.items()}
             text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio, 2)}"
         else:
             text = f"{head}: {result.refused}"
@@ -91,11 +92,13 @@ def header(record: Mapping[str, Any]) -> Text:
     cpu = record["machine"]["cpu"]
     level = min((r.get("level", 95) for r in record["results"]), default=95)  # records of earlier versions have none
     types = ", ".join(types_of(record))
+    earlier = any("quiet" not in times for r in record["results"] for times in r["step_ms"].values())
+    statistic = "median" if earlier else "lower quartile"
     return Text.assemble(
         (record["model"]["name"], "bold"),
         f" · {record['variant']}{swaps} · {types} · {count(record['threads'], 'thread')}",
         f" · {count(record['rounds'], 'round')} · {cpu}\n",
-        f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
+        f"{statistic} of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
         "peak: the step's FLOPs over its time, in % of the peak of what cpuopt multiplies\n",
         "at roofs: the ratio if each call of cpuopt's step reached its roof",
     )
@@ -127,11 +130,17 @@ def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
         if not r["ratio"]:
             table.add_row(*size, "", "", "refused", "", "", style="red")
             continue
-        times = [r["step_ms"][key]["median"] for key in ("cpuopt", "peer")]
+        times = [step_ms(r, key) for key in ("cpuopt", "peer")]
         ratio = Text(spread(r["ratio"], 2), "bold")
         shares = " / ".join(of_peak(r, key) for key in ("cpuopt", "peer"))
         table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio, at_roofs(r) or "-", shares)
     return table
+
+
+def step_ms(result: Mapping[str, Any], key: str) -> float:
+    """Return the time of a side's step: the lower quartile, or the median in records of earlier versions."""
+    found: Mapping[str, float] = result["step_ms"][key]
+    return found.get("quiet", found["median"])
 
 
 def of_peak(result: Mapping[str, Any], key: str) -> str:
@@ -187,7 +196,7 @@ def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
             table.add_row(size, peer, *[""] * 6, "refused", style="red")
             continue
         for key, name in ("cpuopt", "cpuopt"), ("peer", peer):
-            times = (r["step_ms"][key]["median"], *(r["phases_ms"][key][p] for p in PHASES))
+            times = (step_ms(r, key), *(r["phases_ms"][key][p] for p in PHASES))
             n = digits(times[0])
             table.add_row(
                 size if key == "cpuopt" else "",

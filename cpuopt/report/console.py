@@ -23,6 +23,7 @@ from rich.text import Text
 
 from ..data.given import Given
 from ..files.outputs import free
+from ..measure.quartile import apart
 from ..program.arena import ArenaPlan, gb
 from ..program.program import Call, Phase, Program
 from ..train.settings import FLAGS
@@ -237,8 +238,6 @@ class TrainingView:
         parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))
         self.say(f"memory: {parts}; shared {gb(-plan['shared'])}; arena {gb(plan['arena'])}")
         self.say(f"expected peak of the process {gb(engine.predicted_peak_bytes)}")
-        if self.roof_ms:
-            self.say(f"{four(self.roof_ms)} ms a step at the roofs of this machine")
         self.bar.start()
         self.opened = self.clock()
         return self
@@ -303,7 +302,9 @@ class TrainingView:
         end = f"{datetime.now() + timedelta(seconds=seconds):%Y-%m-%d %H:%M}"
         more = f" and {count(left, 'validation')}" if left else ""
         steps = count(s.steps - done, "more step")
-        self.say(f"{four(1e3 * step)} ms a step by now; {steps}{more} take {duration(seconds)}; the run ends at {end}")
+        at_roofs = f", {four(self.roof_ms)} at the roofs" if self.roof_ms and self.roof_ms <= 1e3 * step else ""
+        by_now = f"{four(1e3 * step)} ms a step by now{at_roofs}"
+        self.say(f"{by_now}; {steps}{more} take {duration(seconds)}; the run ends at {end}")
 
     def remaining(self, done: int) -> str:
         """Return the time that the other steps take, at the pace since the second step here; ``""`` if unknown."""
@@ -339,8 +340,9 @@ def summary(result: RunResult, job: Job) -> list[str]:
         if job.settings.keep_best and s["best_step"] is not None:
             lines.append(f"lowest {s['val_loss'][str(s['best_step'])]:.4f}, after step {s['best_step']}")
     if s["steps"]:
+        also = f", median {four(s['step_ms_median'])}" if apart(s["step_ms_quiet"], s["step_ms_median"]) else ""
         lines.append(
-            f"{s['tokens_per_s']:,.0f} tokens/s, {four(s['step_ms_median'])} ms a step (median); "
+            f"{s['tokens_per_s']:,.0f} tokens/s, {four(s['step_ms_quiet'])} ms a step (lower quartile{also}); "
             f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
     if s["weights"]:
@@ -389,9 +391,12 @@ def program(program: Program, kernels: Sequence[Kernel], plan: ArenaPlan, phases
 def forecast(f: Forecast, now: datetime) -> list[RenderableType]:
     """Show what a run takes, until when, and what would take less memory."""
     parts = ", ".join(f"{k} {gb(v)}" for k, v in f.memory.items() if k not in ("arena", "shared"))
-    step = f"{four(f.roof_ms)} ms a step at the roofs of this machine"
+    data_ask = f", with the {f.of_work:.0f} % of the FLOPs that its data ask for" if f.of_work < 99.5 else ""
+    step = f"{four(f.roof_ms)} ms a step at the roofs of this machine{data_ask}" if f.roof_ms else ""
     if f.step_ms is not None:
-        step = f"{four(f.step_ms)} ms a step, measured ({four(f.roof_ms)} ms at the roofs)"
+        beside = [f"mean {four(f.mean_ms)} ms"] if f.mean_ms and apart(f.step_ms, f.mean_ms) else []
+        beside += [f"{four(f.roof_ms)} ms at the roofs{data_ask}"] if f.roof_ms else []
+        step = f"{four(f.step_ms)} ms a step, measured" + (f" ({', '.join(beside)})" if beside else "")
     shares = ("before the first step", f.start_s), ("validations", f.validation_s), ("saving", f.saving_s)
     shown = [f"{duration(seconds)} {what}" for what, seconds in shares if seconds >= 1]
     of_it = f", of it {', '.join(shown)}" if shown else ""
@@ -406,9 +411,9 @@ def forecast(f: Forecast, now: datetime) -> list[RenderableType]:
     ]
     if not f.options:
         return lines
-    options = table("with", ">memory", ">ms a step at the roofs")
+    options = table("with", ">memory", *[">ms a step at the roofs"] * bool(f.roof_ms))
     for o in f.options:
-        options.add_row(o.flags, gb(o.arena), four(o.roof_ms))
+        options.add_row(o.flags, gb(o.arena), *[four(o.roof_ms)] if o.roof_ms else [])
     return [*lines, "less memory:", options]
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ..measure import roofline
 from ..measure.profile import op_ids
+from ..measure.quartile import apart
 from ..ops import COLLECTIVES
 from ..ops.storage import TYPES, WIDE
 from ..program.program import PARTS, block_of
@@ -127,6 +128,8 @@ def op_table(profile: Profile) -> Table:
         )
     name, *total = _total(profile, profile.ops, digits)
     table.add_row(name, *[""] * len(typed), *total, style="bold")
+    if by_data := [f"{r.op} {r.of_work:.0f} %" for r in profile.ops if r.of_work is not None and r.of_work < 99.5]:
+        table.caption = f"FLOPs that the data asked for, of the most that they can be: {', '.join(by_data)}"
     return table
 
 
@@ -166,7 +169,7 @@ def layer_table(profile: Profile) -> Table:
         sums.setdefault(block_of(r.layer), [0.0, 0.0, 0.0])[columns.index(PARTS[r.phase])] += r.ms
     rows = [(name, parts, sum(parts)) for name, parts in sums.items()]
     most = max(total for *_, total in rows)
-    step_ms = profile.step_ms["mean"]
+    step_ms = profile.quiet_ms
     for name, parts, total in rows:
         cells = [f"{ms:,.{digits}f}" if ms else "" for ms in (*parts, total)]
         table.add_row(name, *cells, f"{100 * total / step_ms:.1f}%", Bar(total / most))
@@ -223,18 +226,21 @@ def closing(profile: Profile) -> Text:
     """Describe the whole step: its speed, its memory, the cost of profiling."""
     p, ms = profile, profile.step_ms
     digits = digits_of(profile)
-    mean, low, high = (f"{ms[k]:,.{digits}f}" for k in ("mean", "min", "max"))
-    half = p.steps - 2 * ((p.steps + 1) // 4)
-    whole, few = half == p.steps, half <= 2 < p.steps
-    of = f"median of {p.steps}" if few else f"mean of {'' if whole else f'the middle {half} of '}{p.steps}"
+    quiet, mean, low, high = (f"{x:,.{digits}f}" for x in (p.quiet_ms, ms["mean"], ms["min"], ms["max"]))
+    also = f"mean {mean}, " if apart(p.quiet_ms, ms["mean"]) else ""
     line = Text.assemble(
         (f"{p.tokens_per_s:,.0f} tokens/s", "bold"),
-        f" · step {mean} ms, {of} ({low} to {high})\n",
+        f" · step {quiet} ms, {estimator(p)} of {p.steps} ({also}{low} to {high})\n",
         f"peak memory {p.peak_rss_mb:,.0f} MB, planned {p.planned_peak_mb:,.0f} MB",
         f" · profiling costs {p.profiler_overhead_ms:.3f} ms a step"
-        f" ({100 * p.profiler_overhead_ms / ms['mean']:.2g}%)\n",
+        f" ({100 * p.profiler_overhead_ms / p.quiet_ms:.2g}%)\n",
     )
     return line.append_text(_checks(profile))
+
+
+def estimator(profile: Profile) -> str:
+    """Name the statistic of the time that is shown; records of earlier versions have another."""
+    return "lower quartile" if "quiet" in profile.step_ms else "mean of the middle half"
 
 
 def _checks(profile: Profile) -> Text:
@@ -249,7 +255,7 @@ def _checks(profile: Profile) -> Text:
 
 
 def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> Sequence[str]:
-    rows, ms = list(rows), profile.step_ms["mean"]
+    rows, ms = list(rows), profile.quiet_ms
     flops, nbytes = sum(r.flops for r in rows), sum(r.bytes for r in rows)
     calls = str(sum(r.calls for r in rows))
     return ("step", calls, f"{ms:,.{digits}f}", "100.0%", "", *_rates(profile, flops / ms / 1e6, nbytes / ms / 1e6))
@@ -257,7 +263,7 @@ def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> S
 
 def digits_of(profile: Profile) -> int:
     """Return the number of decimals with which a step in ms has about five digits."""
-    return style.digits(profile.step_ms["mean"], 1)
+    return style.digits(profile.quiet_ms, 1)
 
 
 def _rates(profile: Profile, gflops: float, gbs: float) -> tuple[str, str]:

@@ -1,14 +1,15 @@
 """What a run will take, before it starts: memory by group, the time of its steps, and what would need less.
 
 The time at the roofs is a bound: each call takes at least what its FLOPs and bytes take at the machine's peaks. A few
-measured steps replace it. What else a run does is measured once each: what comes before its first step, the held-out
-batches, and a checkpoint, which is written beside the folder of the runs and removed.
+measured steps replace it, and refute the roofs if they are faster. What else a run does is measured once each: what
+comes before its first step, the held-out batches, and a checkpoint, which is written beside the folder of the runs and
+removed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm, prod
@@ -17,16 +18,19 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..building import Built
 from ..engine import Engine
 from ..errors import UserError
 from ..machine import available_bytes
+from ..measure.quartile import lower_quartile
 from ..measure.roofline import Roofs
 from ..ops.dequantize import BLOCKS
 from ..ops.storage import TYPES, WIDE
 from ..program.arena import gb
 from ..program.precision import weights_of_products
-from ..program.program import Program
+from ..program.program import Call, Program
 from ..program.quantize import INT8, quantizable
 from ..program.recompute import ALL, blocks
 from . import checkpoint
@@ -35,8 +39,10 @@ from .record import nearest_folder
 from .settings import DTYPES, Settings
 
 MEASURED, MEASURED_S = 5, 2.0
-"""The least number of steps that are measured, and the seconds for which they are; the mean of the later half counts,
-because a process takes its first steps more slowly. What these take more counts once."""
+"""The least number of steps that are measured, and the seconds for which they are; the lower quartile of the later half
+counts, because a process takes its first steps more slowly. What these take more counts once."""
+SAMPLE = 4
+"""Steps whose batches show what share of their FLOPs calls are asked for."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,12 @@ class Option:
     ----------
     flags : what to add to the command.
     arena : its bytes.
-    roof_ms : the least time of a step.
+    roof_ms : the least time of a step; None if the roofs are too low.
     """
 
     flags: str
     arena: int
-    roof_ms: float
+    roof_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,11 @@ class Forecast:
     memory : the bytes of its arena by group, as of `ArenaPlan.describe`.
     arena, available : the bytes of the arena, and those that this machine has for it.
     tokens : of a step.
-    roof_ms : the least time of a step, at the machine's roofs.
+    roof_ms : the least time of a step, at the machine's roofs; None if measured steps were faster.
+    of_work : the FLOPs that the data ask for, which the roofs are for, in percent of the most that a step can have.
     options : what would take less memory.
     step_ms : the measured time of a step, with the reading of its batches.
+    mean_ms : the mean of the steps of which that is the lower quartile.
     start_s : the time from the start of the process to the first step, and what the first steps take more than others.
     validation_s : the time of all validations.
     saving_s : the time of all checkpoints, and of the weights at the end.
@@ -77,14 +85,14 @@ class Forecast:
 
     JSON: ClassVar = (
         *("memory", "arena", "available", "fits", "steps", "tokens", "roof_ms", "step_ms", "start_s", "validation_s"),
-        *("saving_s", "seconds", "options", "peak", "data", "epoch_steps"),
+        *("saving_s", "seconds", "options", "peak", "data", "epoch_steps", "of_work", "mean_ms"),
     )
     memory: dict[str, int]
     arena: int
     available: int
     steps: int
     tokens: int
-    roof_ms: float
+    roof_ms: float | None
     options: tuple[Option, ...]
     step_ms: float | None = None
     start_s: float = 0.0
@@ -93,6 +101,8 @@ class Forecast:
     peak: int | None = None
     data: str = ""
     epoch_steps: float | None = None
+    of_work: float = 100.0
+    mean_ms: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -102,7 +112,7 @@ class Forecast:
     @property
     def seconds(self) -> float:
         """The time of the whole run; that of its steps at the roofs, if no step was measured."""
-        steps = self.steps * (self.step_ms or self.roof_ms) / 1e3
+        steps = self.steps * (self.step_ms or self.roof_ms or 0.0) / 1e3
         return self.start_s + steps + self.validation_s + self.saving_s
 
 
@@ -111,12 +121,35 @@ def room(settings: Settings) -> tuple[int, int]:
     return build_only(settings).plan().describe()["arena"], available_bytes()
 
 
-def forecast(settings: Settings, roofs: Roofs, available: int | None = None) -> Forecast:
+Batches = Sequence[Mapping[str, Any]]
+
+
+def sample(job: Job) -> Batches:
+    """Return the batches of a job's first steps, if it trains on examples; all tokens of a text count."""
+    steps = range(1, SAMPLE + 1) if job.epoch_steps else ()
+    return [batch for number in steps for batch in job.micro_batches(number)]
+
+
+def share(call: Call, batches: Batches) -> float:
+    """Return the mean share of a call's FLOPs that some batches ask for; all without one."""
+    if not (batches and call.op.asked):
+        return 1.0
+
+    def given(batch: Mapping[str, Any]) -> dict[str, Any]:
+        values = {n: getattr(v, "name", v) for n, v in call.args.items()}
+        return {n: np.empty(0) if v is None else batch.get(v, np.empty(0)) if isinstance(v, str) else v
+                for n, v in values.items()}  # fmt: skip
+
+    return fmean(call.asked(given(batch)) for batch in batches)
+
+
+def forecast(settings: Settings, roofs: Roofs, available: int | None = None, batches: Batches = ()) -> Forecast:
     """Plan a run: nothing is compiled, loaded or allocated.
 
     Parameters
     ----------
     available : as `room` gave it, before this process took memory; by default as it is now.
+    batches : some of the run's, if what they ask for is to count; else all tokens count.
 
     Raises
     ------
@@ -125,15 +158,18 @@ def forecast(settings: Settings, roofs: Roofs, available: int | None = None) -> 
     """
     built = build_only(settings)
     memory = built.plan().describe()
-    options = [Option(flags, *_cost(build_only(other), roofs)) for flags, other in _others(settings, built.program)]
+    others = [(flags, build_only(other)) for flags, other in _others(settings, built.program)]
+    options = [Option(flags, b.plan().describe()["arena"], roof_ms(b, roofs, batches)) for flags, b in others]
+    calls = built.program.step_calls
     return Forecast(
         memory,
         memory["arena"],
         available_bytes() if available is None else available,
         settings.steps,
         settings.B * settings.T * settings.micro_batches,
-        roof_ms(built, roofs),
+        roof_ms(built, roofs, batches),
         tuple(option for option in options if option.arena < memory["arena"]),
+        of_work=100 * sum(c.flops * share(c, batches) for c in calls) / sum(c.flops for c in calls),
     )
 
 
@@ -160,10 +196,14 @@ def measured(
     while len(seconds) <= MEASURED or sum(seconds) < MEASURED_S:
         seconds.append(_time(job.take_step, clock))
     half = len(seconds) // 2
-    step = fmean(seconds[half:])
+    step = lower_quartile(seconds[half:])
+    if planned.roof_ms and planned.roof_ms > step * 1e3:
+        options = tuple(replace(o, roof_ms=None) for o in planned.options)
+        planned = replace(planned, roof_ms=None, options=options)
     return replace(
         planned,
         step_ms=step * 1e3,
+        mean_ms=fmean(seconds[half:]) * 1e3,
         start_s=start_s + max(0.0, sum(x - step for x in seconds[: min(half, s.steps)])),
         validation_s=(1 + s.validations(0)) * _validation(job, clock),
         saving_s=_saving(job, root, clock),
@@ -216,18 +256,20 @@ def _saving(job: Job, root: Path, clock: Callable[[], float]) -> float:
     return one * (number + weights / sum(written))
 
 
-def roof_ms(built: Built | Engine, roofs: Roofs) -> float:
-    """Return the least time of a whole step, of all its micro-batches on this rank."""
+def roof_ms(built: Built | Engine, roofs: Roofs, batches: Batches = ()) -> float:
+    """Return the least time of a whole step, of all its micro-batches on this rank.
+
+    Parameters
+    ----------
+    batches : what decides how many of their FLOPs calls are asked for; without any all, which bounds it from above.
+    """
     once = {"forward", "backward"}
     n = built.options.micro_batches
     bounds = (
-        (n if c.phase in once else 1) * roofs.bound(c.flops, c.bytes, c.operands)[0] for c in built.program.step_calls
+        (n if c.phase in once else 1) * roofs.bound(c.flops * share(c, batches), c.bytes, c.operands)[0]
+        for c in built.program.step_calls
     )
     return sum(bounds) / 1e6
-
-
-def _cost(built: Built, roofs: Roofs) -> tuple[int, float]:
-    return built.plan().describe()["arena"], roof_ms(built, roofs)
 
 
 def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:

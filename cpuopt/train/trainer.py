@@ -27,6 +27,7 @@ from ..files.outputs import free
 from ..files.reading import to_json
 from ..machine import commit
 from ..measure.profile import Profile
+from ..measure.quartile import lower_quartile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..profiler import Profiler, peak_rss_bytes
@@ -560,6 +561,7 @@ def opened(trainer: Trainer, root: Path, resume: checkpoint.Checkpoint | None) -
 
 def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
     engine, history = trainer.job.engine, trainer.history
+    quiet = lower_quartile(history, lambda m: m["step_ms"]) if history else {"step_ms": None, "tokens_per_s": None}
     return {
         "steps": trainer.done,
         "interrupted": interrupted,
@@ -576,7 +578,8 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         if trainer.val
         else None,
         "step_ms_median": median(m["step_ms"] for m in history) if history else None,
-        "tokens_per_s": median(m["tokens_per_s"] for m in history) if history else None,
+        "step_ms_quiet": quiet["step_ms"],
+        "tokens_per_s": quiet["tokens_per_s"],
         "peak_rss_bytes": peak_rss_bytes(),
         "planned_peak_bytes": engine.predicted_peak_bytes,
         "arena": engine.plan.describe(),

@@ -40,6 +40,8 @@ from ...measure.comparison import (
     geometric_mean,
     other_model,
 )
+from ...measure.quartile import lower_quartile
+from ...measure.roofline import fits
 from ...ops.storage import WIDE
 from .plan import (
     BEST,
@@ -60,7 +62,8 @@ __all__ = ["Bench", "Plan", "View", "default_sizes", "own_sizes", "parse_sizes"]
 BATCHES = 8
 """The number of batches that both sides repeat."""
 TRIAL_MS = 200.0
-"""A trial is a step that does not count and as many as fill this time, at most `MOST_STEPS`; their median counts."""
+"""A trial is a step that does not count and as many as fill this time, at most `MOST_STEPS`; their lower quartile
+counts."""
 MOST_STEPS = 50
 SCALES = (1.0, 4.0)
 """Numbers that all weights are multiplied by before the two sides' losses are compared."""
@@ -93,7 +96,8 @@ class Result:
     order : the side of each trial, from first to last: A is cpuopt, B the peer.
     steps_per_trial : those that count.
     waiting : the number of trials in which cpuopt's threads waited in each way, as by `way`.
-    ratios : the peer's time over cpuopt's in each round; a round compares the medians of two trials.
+    ratios : the peer's time over cpuopt's in each round; a round compares two trials.
+    step_ms : ``quiet``, the lower quartile of all steps, ``median``, ``min``, ``max`` and ``values``.
     ratio : their median, and its interval, which is one of `level` percent.
     verdict : on the peer.
     dtype, peer_dtype : what products read on cpuopt's side, and the class of the peer: float32 or bf16.
@@ -102,7 +106,7 @@ class Result:
         a second, as measured after the last trial or before.
     library : the peer's version and vector code, ``products_by``, what ran one product alone, and ``linear_gflops``.
     roof_ms : the time of a step of cpuopt whose calls all reach their roofs.
-    at_roofs : the ratio that this would be: the peer's median time over it.
+    at_roofs : the ratio that this would be: the peer's quiet time over it.
     doubts : warnings about the figures.
     model : the preset's name, where results of several models are together.
     """
@@ -345,9 +349,13 @@ class Bench:
                     result.roof_ms = last.get("roof_ms")
             if result.gflop and result.peak_gflops:
                 least_ms = 1e3 * result.gflop / result.peak_gflops
-                result.of_peak = {key: 100 * least_ms / ms["median"] for key, ms in result.step_ms.items()}
+                shares = {key: 100 * least_ms / ms["quiet"] for key, ms in result.step_ms.items()}
+                result.of_peak = shares if all(map(fits, shares.values())) else {}
+            if result.roof_ms and result.roof_ms > result.step_ms["cpuopt"]["quiet"]:
+                result.roof_ms = None
+                result.doubts.append("a step of cpuopt is faster than the roofs allow: no ratio at the roofs")
             if result.roof_ms:
-                result.at_roofs = result.step_ms["peer"]["median"] / result.roof_ms
+                result.at_roofs = result.step_ms["peer"]["quiet"] / result.roof_ms
         return result
 
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
@@ -388,7 +396,7 @@ class Bench:
                 result.waiting[steps.waiting] = result.waiting.get(steps.waiting, 0) + 1
             trials += 1
             self.view.at(self._cost + (START_ROUNDS + trials / 2) * round_cost(result.B, result.T))
-            return float(np.median(steps.step_ms))
+            return lower_quartile(steps.step_ms)
 
         others = machine.Others(workers.values())
         sides = partial(train, "cpuopt"), partial(train, "peer")
@@ -398,8 +406,9 @@ class Bench:
         result.ratio, result.level, result.verdict = verdict.ratio, verdict.level, verdict.word
         for key, steps in times.items():
             ms = steps.step_ms
-            result.step_ms[key] = {"median": float(np.median(ms)), "min": min(ms), "max": max(ms), "values": ms}
-            result.phases_ms[key] = {p: float(np.median(v)) for p, v in steps.phases_ms.items()}
+            ends = {"quiet": lower_quartile(ms), "median": float(np.median(ms)), "min": min(ms), "max": max(ms)}
+            result.step_ms[key] = {**ends, "values": ms}
+            result.phases_ms[key] = {p: lower_quartile(v) for p, v in steps.phases_ms.items()}
             result.losses[key] += steps.losses
         result.doubts = others.warnings()
         if verdict.level < LEVEL:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from ...files import write_whole
 from ...lab.records import Point, losses
 from ...measure.profile import peaks
+from ...measure.quartile import apart, lower_quartile
 from ...measure.roofline import fits
 from ...program.arena import gb
 from ...wording import count, four
-from ..tables import by_id, digits_of, failed_kernels, used_kernels
+from ..tables import by_id, digits_of, estimator, failed_kernels, used_kernels
 from .curves import curve
 from .listing import layer_columns, listing, op_columns
 from .markup import Markup, join, tag
@@ -22,7 +23,7 @@ from .memory import arena_map
 from .page import Section, page
 from .roofs import roofline
 from .svg import short
-from .timeline import timeline, typical
+from .timeline import timeline
 
 if TYPE_CHECKING:
     from ...engine import Engine
@@ -64,7 +65,11 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
     if losses:
         sections.append(Section("loss", "Loss", curve(losses, "loss")))
     if profile.raw:
-        sections.append(Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))))
+        sections.append(
+            Section(
+                "timeline", "A step, layer by layer", timeline(lower_quartile(profile.raw, lambda s: s.end - s.start))
+            )
+        )
     sections.append(Section("matrix", "Layer by op", matrix(profile.layers, profile.variant, digits)))
     sections.append(Section("roofline", "Roofline", roofline(profile)))
     if engine:
@@ -100,8 +105,9 @@ def _date(time: str) -> str:
 
 def _head(p: Profile, title: str) -> Markup:
     ms = p.step_ms
+    also = f"mean {four(ms['mean'])}, " if apart(p.quiet_ms, ms["mean"]) else ""
     tiles = [
-        (f"{four(ms['mean'])} ms", f"a step, mean of the middle half ({four(ms['min'])} to {four(ms['max'])})"),
+        (f"{four(p.quiet_ms)} ms", f"a step, {estimator(p)} ({also}{four(ms['min'])} to {four(ms['max'])})"),
         (f"{p.tokens_per_s:,.0f}", "tokens/s"),
         (gb(p.peak_rss_mb * 1e6), f"peak memory, planned {gb(p.planned_peak_mb * 1e6)}"),
         (f"{short(p.profiler_overhead_ms)} ms", "a step, the cost of profiling"),

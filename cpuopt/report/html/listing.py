@@ -51,6 +51,7 @@ def _common(digits: int) -> list[Column]:
         Column("FLOP/byte", "intensity", rate),
         Column("of roof", "of_roof", lambda x: share(x, " %")),
         Column("roof", "roof"),
+        Column("of most FLOPs", "of_work", lambda x: f"{x:.0f} %"),
         Column("imbalance", "imbalance", lambda x: f"{x:.2f}"),
     ]
 
@@ -62,7 +63,7 @@ def listing(rows: Sequence[object], columns: Sequence[Column], name: str) -> Mar
     body = [tag("tr", [_cell(getattr(r, c.field), c) for c in columns]) for r in rows]
     table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="listing", id=name)
     field = tag("input", type="search", placeholder="filter", aria_label=f"filter {name}", data_filter=name)
-    return tag("div", field, tag("div", table, class_="scroll"), class_="filtered")
+    return tag("div", field, tag("div", table, class_="scroll"))
 
 
 def _side(column: Column, rows: Sequence[object]) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ...program.program import PARTS, block_of
@@ -14,12 +12,6 @@ if TYPE_CHECKING:
     from ...measure.profile import StepTimes
 
 LEFT, TOP, ROW = 130, 44, 17
-
-
-def typical(steps: Sequence[StepTimes]) -> StepTimes:
-    """Find the step whose time is nearest to the median."""
-    middle = median(s.end - s.start for s in steps)
-    return min(steps, key=lambda s: abs(s.end - s.start - middle))
 
 
 def timeline(step: StepTimes) -> Markup:
@@ -43,7 +35,7 @@ def timeline(step: StepTimes) -> Markup:
         tip = f"{c.layer}\n{bound.kernel.name}\n{short((end - start) / 1e6)} ms, from {short(start / 1e6)} ms"
         at = TOP + ROW * rows[block_of(c.layer)] + 2
         parts.append(rect(x(start / 1e6), x(end / 1e6), at, ROW - 4, PARTS[c.phase], tip))
-    title = f"Step {step.number}, the one nearest to the median: {short((step.end - step.start) / 1e6)} ms"
+    title = f"Step {step.number}, the lower quartile: {short((step.end - step.start) / 1e6)} ms"
     colours = legend((p, p) for p in dict.fromkeys(PARTS.values()))
     return join(tag("p", title, class_="note"), colours, picture(bottom + 38, "time of each call of a step", parts))
 
