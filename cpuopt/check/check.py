@@ -12,6 +12,7 @@ varies from call to call. One that does not promise identical bits is compared w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import cycle
@@ -65,9 +66,12 @@ from .memory import (
     call_args,
     fill,
 )
+from .race import shared
 
 Tried = Sequence[tuple[Arguments, Wanted]]
 """Arguments with the wanted results; then, if they are tried, other arguments with theirs."""
+REPEATS = 8
+"""Calls that are compared to find that a kernel varies from one to the other."""
 MOST_VARIED = 1 << 17
 """Elements up to which a case is repeated with other inputs in the same arrays, for which the reference runs too."""
 
@@ -212,6 +216,33 @@ class Trial:
         return absent_as_empty(self.kernel, given) | starts, wanted.added_to(starts, self.adds)
 
     def run(self, counts: Sequence[int]) -> CheckResult:
+        """Call a kernel in all circumstances; of one that fails, say whether two equal calls differ on several threads.
+
+        Raises
+        ------
+        BrokenKernelError
+            For a kernel that fails whatever the tolerance.
+        """
+        try:
+            result = self._run(counts)
+            return replace(result, reason=result.reason + self.race(counts[-1])) if result.refused else result
+        except BrokenKernelError as e:
+            raise BrokenKernelError(f"{e}{self.race(counts[-1]) if e.where else ''}", *e.where) from e
+
+    def race(self, n: int) -> str:
+        """Return that equal calls differ on n threads, and not on one, with the line that shows it; or ""."""
+        with suppress(BrokenKernelError):
+            if n > 1 and self.varies(n) and not self.varies(1):
+                said = f"; two calls with equal inputs differ: a race? {shared(self.kernel.function)}"
+                return said.rstrip()
+        return ""
+
+    def varies(self, n: int) -> bool:
+        """Return whether calls in the same circumstances give other bits."""
+        first, *others = (self.call(n) for _ in range(REPEATS))
+        return any(not np.array_equal(bits(x), bits(first[name])) for got in others for name, x in got.items())
+
+    def _run(self, counts: Sequence[int]) -> CheckResult:
         """Call with each number of threads and in every circumstance; judge the first call, and compare the others."""
         one, most = counts[0], counts[-1]
         self.one = one
@@ -228,7 +259,9 @@ class Trial:
             left = {n: self.memory.arrays[n].copy() for n in self.poison}
             results.append(self.judged(self.call(most, left, other=1), most, f", {then}", other=1))
             left = self.filled("almost", first) | {n: self.memory.arrays[n].copy() for n in self.scratch}
-            results += self.require_same(first, self.call(most, left), most, lambda: then)
+            results += self.require_same(
+                first, self.call(most, left), most, lambda: "in a second call" if self.varies(most) else then
+            )
         return next((r for r in results if r.verdict == "FAIL"), worst(results))  # the first says it most plainly
 
     def filled(self, kind: str, first: Mapping[str, Array]) -> dict[str, Array]:
@@ -249,6 +282,8 @@ class Trial:
             """Change one circumstance after the other."""
             if any(self.differs(first, self.one, self.poison, OUTSIDE) for _ in range(2)):
                 return "in a second call"
+            if self.varies(n):
+                return f"in a second call on {n} threads"
             if n != self.one and self.differs(first, n, self.poison, OUTSIDE):
                 return f"with {n} threads instead of {self.one}"
             if self.differs(first, n, self.poison, around):

@@ -24,6 +24,7 @@ from cpuopt.check.cases import MORE, ODD, SMALL, Case, case, quick_cases
 from cpuopt.check.check import check
 from cpuopt.check.gate import Planned, conform
 from cpuopt.check.judge import CheckResult
+from cpuopt.check.race import shared
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -220,6 +221,76 @@ def made_races_now_and_then():
             out[len(out) // 2 :] = inp1[len(out) // 2 :]
 
     return function
+
+
+def races(out, inp):
+    tmp = np.empty(inp.shape[1], F32)
+    for r in numba.prange(len(inp)):
+        for c in range(inp.shape[1]):
+            tmp[c] = np.exp(inp[r, c] - inp[r].max())
+        out[r] = tmp / tmp.sum()
+
+
+def has_a_row_of_its_own(out, inp):
+    for r in numba.prange(len(inp)):
+        tmp = np.empty(inp.shape[1], F32)
+        for c in range(inp.shape[1]):
+            tmp[c] = np.exp(inp[r, c] - inp[r].max())
+        out[r] = tmp / tmp.sum()
+
+
+def works_on_chunks(out, inp):
+    flat = out.reshape(-1)
+    for r in numba.prange(len(inp)):
+        start = r * inp.shape[1]
+        row, total = inp[r], F32(0)
+        for c in range(inp.shape[1]):
+            flat[start + c] = np.exp(row[c] - row.max())
+            total += flat[start + c]
+        out[r] /= total
+
+
+def keeps_the_last(out, inp):
+    for r in numba.prange(len(inp)):
+        last = inp[r].max()
+        out[r] = np.exp(inp[r] - last) / np.exp(inp[r] - last).sum()
+    out[0] += F32(0) * last
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (races, r"line \d+: `tmp` is made outside the prange and written in every iteration"),
+        (keeps_the_last, r"line \d+: `last` is set in every iteration and read behind the prange"),
+        (has_a_row_of_its_own, ""),
+        (works_on_chunks, ""),
+    ],
+)
+def test_the_line_of_a_race_is_found_by_the_text(function: Callable[..., None], said: str) -> None:
+    assert re.fullmatch(said, shared(numba.njit(parallel=True)(function)))
+
+
+def test_no_kernel_of_the_package_is_taken_for_a_race() -> None:
+    assert {k.name: said for k in KERNELS.values() if (said := shared(k.function))} == {}
+
+
+def test_two_equal_calls_that_differ_on_two_threads_only_are_asked_whether_they_race(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The race is played, for a real one may not happen: a call in so many loses a number on two threads."""
+    calls = []
+
+    def function(out: Array, inp: Array) -> None:
+        vanilla(ops.softmax_forward)(out, inp)
+        calls.append(1)
+        if numba.get_num_threads() > 1 and len(calls) % 3 == 0:
+            out[0] = 0
+
+    monkeypatch.setattr("cpuopt.check.check.shared", lambda function: "line 54: so")
+    result = check(hostile(function, ops.softmax_forward), case(ops.softmax_forward, SMALL), threads=(1, 2))
+    assert result.verdict == "FAIL"
+    assert result.reason.endswith("; two calls with equal inputs differ: a race? line 54: so")
+    assert "other numbers" not in result.reason
 
 
 # --- what lies around the arrays ----------------------------------------
