@@ -29,6 +29,7 @@ from ..isolate.process import Side, Worker
 from ..wording import count
 from . import ggml
 from .forms import FORMATS, TurnEncoder, format_of
+from .shapes import Message
 from .tokenizers import Json, Tokenizer
 
 OLDEST = (3, 1, 6)

@@ -393,7 +393,7 @@ def adopted(text: str, op: str, name: str, note: str) -> str:
         rules.read(file)
     except rules.RefusedError as e:
         raise UserError(f"--adopt {name}: the rules refuse what would be written: {e}") from e
-    want = ast.parse(text)
+    want = ast.parse(text.encode())
     for old in names_of(want, op):
         old.value, old.kind = name, None
     if ast.dump(ast.Module(ast.parse(file).body[1:], [])) != ast.dump(want):

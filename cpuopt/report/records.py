@@ -92,7 +92,7 @@ def course(runs: Mapping[str, Course]) -> list[RenderableType]:
             drawn = sparkline(_finite(line.get(kind, ())), (first, last), (low, high))
             lines.append(Text(f"{kind:<15} {name:<{len(name) and 2}}{drawn}"))
         lines.append(Text(f"{'':<15} {low:.4f} to {high:.4f}, steps {first} to {last}", "dim"))
-    times = [summary.get("step_ms_median") for _, summary in runs.values()]
+    times = [s.get("step_ms_quiet") or s.get("step_ms_median") for _, s in runs.values()]
     if any(times):
         table.add_row("ms a step", *(four(ms) if ms else "" for ms in times))
     return [table, "", *lines] if lines else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from cpuopt.judge import naive, remote, rules, session, timing
 from cpuopt.judge.clock import Clock
 from cpuopt.judge.desk import Desk, answer, renamed
 from cpuopt.judge.session import REFUSED, Judge, ModelSizes, Ruling
-from cpuopt.kernels import forget
+from cpuopt.kernels import forget, load_file
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import records
 from cpuopt.machine import describe
@@ -451,6 +452,73 @@ def test_a_verdict_that_cannot_be_kept_is_told(
     assert found["notes"] == [f"the submission is not kept: {error}"]
     console.show(report.tables({**found, "isolation": {}, "timed": {}}))
     assert "the submission is not kept" in "".join(capsys.readouterr())
+
+
+ENDS = ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\r", "\r\n"]
+DECOYS = {
+    **{f"a line ends in {end!r}": f'"""x{end}y{end}z"""\n{GELU}' for end in ENDS},
+    "a mark of the byte order": "\ufeff" + GELU,
+    "a name in two parts": GELU.replace('"mine"', '"mi" \\\n    "ne"').replace("'mine'", "'mi' \\\n    'ne'"),
+    "letters of two bytes": f"{GELU[: GELU.index('@')]}\u00e9 = 1\n\n\n{GELU[GELU.index('@') :]}",
+    "an encoding": f"# coding: utf-8\n{GELU}",
+    "lines of Windows": GELU.replace("\n", "\r\n"),
+}
+
+
+@pytest.mark.parametrize("decoy", DECOYS)
+def test_an_adopted_text_differs_in_its_name_alone(decoy: str) -> None:
+    text = DECOYS[decoy]
+    file = desks.adopted(text, "gelu_forward", "fast", "a note")
+    assert file.startswith(f"{rules.GUARD}  # no other names of Python's\n# a note\n")
+    assert rules.read(file).kernels == (("gelu_forward", "fast"),)
+    usual, mine = (ast.parse(x.removeprefix("\ufeff")).body for x in (text, file))
+    assert [ast.dump(x) for x in mine[1:]] == [ast.dump(x).replace("'mine'", "'fast'") for x in usual]
+
+
+def test_a_name_that_is_written_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines as ``str.splitlines`` cuts them, by which a text could choose what is replaced."""
+
+    def cut(text: str, op: str, name: str) -> str:
+        lines = text.splitlines(keepends=True)
+        (old,) = desks.names_of(ast.parse(text), op)
+        line = lines[old.lineno - 1]
+        lines[old.lineno - 1] = line[: old.col_offset] + repr(name) + line[old.end_col_offset :]
+        return "".join(lines)
+
+    monkeypatch.setattr(desks, "renamed", cut)
+    assert desks.adopted(GELU, "gelu_forward", "fast", "")
+    for end in ENDS[:6]:
+        with pytest.raises(UserError, match=r"cannot be written into this|refuse what would be written"):
+            desks.adopted(f'"""x{end}y{end}z"""\n{GELU}', "gelu_forward", "fast", "")
+
+
+@pytest.mark.parametrize("end", ["\n", *ENDS, "\n# coding: utf-7\n# +AAo-", "\udc80", "\x1b[2J"])
+def test_nothing_of_a_record_is_a_line_of_the_adopted_file(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    desk = board_of(tmp_path, 2.0, 2.0)
+    desk.root = Path(f"runs{end}import os#")
+    path = Path(desk.submit(GELU, "gelu_forward")["path"]) / "record.json"
+    kept = json.loads(path.read_text())
+    kept["ruling"]["timed"]["against"] = f"optimized{end}import os"
+    path.write_text(json.dumps(kept))
+    lines = Path(desk.adopt("gelu_forward", "fast")["path"]).read_bytes().splitlines()
+    assert lines[1].startswith(b"# Adopted from runs")
+    assert lines[1].count(b"import os") == 2
+    assert lines[2:] == renamed(GELU, "gelu_forward", "fast").encode().splitlines()
+
+
+def test_an_adopted_file_has_few_of_pythons_names(tmp_path: Path) -> None:
+    text = GELU.replace("@kernel(", "def size(sizes):\n    return sizes['N']\n\n\n@kernel(", 1)
+    path = tmp_path / "adopted_gelu.py"
+    path.write_text(desks.adopted(text, "gelu_forward", "adopted", ""))
+    module = load_file(path, "--kernels", "kernels")
+    assert {*module.size.__builtins__} == {*rules.BUILTINS, "__import__"}
+    assert module.size({"N": 3}) == 3
+    with pytest.raises(ImportError, match="may not import os"):
+        module.size.__builtins__["__import__"]("os")
+    KERNELS["gelu_forward", "adopted"].compile()
 
 
 def test_a_forged_record_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
