@@ -15,11 +15,14 @@ from cpuopt.data.chats import load_chats
 from cpuopt.data.forms import TurnEncoder
 from cpuopt.data.templates import Template, encoder_of, source_of
 from cpuopt.data.tokenizers import get_tokenizer
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
 from cpuopt.generate.chat import Conversation
 from cpuopt.isolate import jinja
 from cpuopt.isolate.process import Side, Worker
+from cpuopt.models import parse
+from cpuopt.weights import save_weights
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -385,6 +388,27 @@ def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without
     assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark\n" in capsys.readouterr().err
     assert cli.main(["train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x"]) == 2
     assert "--system x: --data builtin is text, which has no messages" in capsys.readouterr().err
+
+
+def test_verbs_take_the_template_of_the_model(capsys):
+    """Prompts, what a run trains on and what `eval` measures are the ids that the template makes."""
+    sizes = {"model": "llama", "vocab_size": 512, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256}
+    parameters = Engine((config := parse(json.dumps(sizes))).module(), config.specs(1, 8), train=False).parameters()
+    save_weights(Path("base"), config, parameters.__getitem__)
+    encoder = encoder_of(model(families.plain(families.FAMILIES["qwen2"][0]), at="base"))
+    chat = [("user", "What?"), ("assistant", "That.")]
+    how = ["--init", "base", "--variant", "vanilla", "--json"]
+    for system, before in (([], []), (["--system", "S"], [("system", "S")])):
+        generate = ["generate", *how, "--chat", "--prompt", "What?", "--max-tokens", "3", *system]
+        assert cli.main(generate) == 0
+        assert json.loads(capsys.readouterr().out)["prompt_tokens"] == len(encoder.asked([], [*before, chat[0]]))
+        lines({"prompt": "What?", "completion": "That."})
+        ids, counted = encoder.example(marked([*before, *chat]))
+        assert cli.main(["train", *how[:-1], "--data", "c.jsonl", "-T", "200", "-B", "1", "--steps", "1", *system]) == 0
+        assert f"{sum(counted)} of {len(ids)} tokens count" in " ".join(" ".join(capsys.readouterr()).split())
+        assert cli.main(["eval", *how, "--data", "c.jsonl", "-T", "200", *system]) == 0
+        assert json.loads(capsys.readouterr().out)["tokens"] == sum(counted)
 
 
 def test_a_date_is_that_of_the_build_if_one_is_set(monkeypatch):

@@ -287,13 +287,13 @@ class Template:
         (start, other), (end, behind) = before, upto
         if other or start > end:
             return None
-        upto = whole[:end] + behind
-        marks = list(self._special.finditer(upto, start))
+        text = whole[:end] + behind
+        marks = list(self._special.finditer(text, start))
         end = min([m.start() for m in marks if m.start() < end < m.end()], default=end)
-        if self._special.sub("", upto[end:]).strip():
+        if self._special.sub("", text[end:]).strip():
             return None
         marks, at = [m for m in marks if m.end() <= end], end
-        while marks and not upto[marks[-1].end() : at].strip():  # the first of the last tokens ends a reply
+        while marks and not text[marks[-1].end() : at].strip():  # the first of the last tokens ends a reply
             at, end = marks[-1].span()
             marks.pop()
         return (start, end) if end > start else None
