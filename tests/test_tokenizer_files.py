@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -326,6 +327,42 @@ def test_text_becomes_token_files_that_are_the_same_data(tmp_path, file, capsys)
     capsys.readouterr()
     assert cli.main(flags) == 2
     assert "mine_train.bin: it is there already" in capsys.readouterr().err
+
+
+def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text(TEXT)
+    flags = ["data", "train-tokenizer", "a.txt", "--vocab-size", "400", "--out"]
+    assert cli.main([*flags, "mine"]) == 0
+    t = get_tokenizer("mine")
+    assert (t.vocab_size, t.eot, t.end, t.stops) == (400, 0, 0, {0})
+    assert t.special_tokens == dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    assert all(t.id_of(name) in range(3) for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+    assert b"".join(map(t.token_bytes, t.encode(TEXT + "\0\ufeff€"))) == (TEXT + "\0\ufeff€").encode()
+    assert len(t.encode(TEXT)) < 0.6 * len(TEXT.encode())
+    subprocess.run(
+        [sys.executable, "-m", "cpuopt", *flags, "again.json"], check=True, env=os.environ | {"PYTHONHASHSEED": "7"}
+    )
+    assert Path("again.json").read_bytes() == Path("mine/tokenizer.json").read_bytes()  # in another process too
+    sizes = json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 400, "block_size": 32})
+    how = ["-B", "2", "-T", "8", "--steps", "1", "--variant", "vanilla", "--val-every", "0", "--save", "out"]
+    assert cli.main(["train", "--model", sizes, "--data", "a.txt", "--tokenizer", "mine", *how]) == 0
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert Path("out", name).read_bytes() == Path("mine", name).read_bytes()
+    Path("t.bin").touch()
+    Path("text.txt").write_text("ab" * 99)
+    capsys.readouterr()
+    for words, error in {
+        "a.txt --vocab-size 400 --out mine": "mine: it is there already",
+        "a.txt --vocab-size 400 --out none/x": "cannot be written (No such directory)",
+        "a.txt --vocab-size 258 --out new": "--vocab-size 258: expected 259 (256 bytes and 3 special tokens) to",
+        "text.txt --vocab-size 4000 --out new": "the text has pairs for 2",
+        "t.bin --out new": "'t.bin' has tokens by its name; expected text",
+        "none.txt --out new": "there is no data 'none.txt'",
+    }.items():
+        assert cli.main(["data", "train-tokenizer", *words.split()]) == 2
+        assert error in capsys.readouterr().err
+    assert not Path("new").exists()
 
 
 def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):

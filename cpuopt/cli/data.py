@@ -1,4 +1,4 @@
-"""``cpuopt data``: prepare and list datasets, turn text into token files, and show examples as a model sees them.
+"""``cpuopt data``: prepare datasets, turn text into tokens, train a tokenizer, and show examples as a model sees them.
 
 The text of Python's standard library is always there, as builtin.
 
@@ -6,6 +6,7 @@ Examples::
 
     cpuopt data list
     cpuopt data prepare tinyshakespeare --tokenizer bytes
+    cpuopt data train-tokenizer 'texts/*.txt' --vocab-size 4096 --out mine
     cpuopt data show chats.jsonl -T 256
 """
 
@@ -20,7 +21,7 @@ from .common import shared, show
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    what = p.add_subparsers(dest="what", metavar="prepare|tokenize|show|list", required=True)
+    what = p.add_subparsers(dest="what", metavar="prepare|tokenize|train-tokenizer|show|list", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
     q.add_argument("name", help="Prepare this dataset.")
     q.add_argument(
@@ -32,6 +33,16 @@ def flags(p: argparse.ArgumentParser) -> None:
         "target", metavar="NAME", type=Path, help="Write files of this path, with _train.bin and _val.bin behind it."
     )
     settings.flags(q, "tokenizer")
+    q = what.add_parser("train-tokenizer", help="train a tokenizer of byte pairs on text, for --tokenizer")
+    q.add_argument("text", help="Read this text: builtin, a dataset, a text file or a glob; the part to train on.")
+    q.add_argument("--vocab-size", type=int, default=4096, metavar="N", help="Make N tokens. Default: %(default)s.")
+    q.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="Write this directory, with tokenizer.json and tokenizer_config.json; or the file alone: PATH.json.",
+    )
     q = what.add_parser("show", help="show examples as the model sees them, and which tokens count")
     q.add_argument("data", metavar="FILE", help="Read this file of examples in JSON or Parquet, or a glob.")
     q.add_argument(
@@ -44,7 +55,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    return {"prepare": _prepare, "tokenize": _tokenize, "show": _show, "list": _list}[args.what](args)
+    verbs = {"prepare": _prepare, "tokenize": _tokenize, "train-tokenizer": _train, "show": _show, "list": _list}
+    return verbs[args.what](args)
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -84,6 +96,34 @@ def _tokenize(args: argparse.Namespace) -> int:
     return 0
 
 
+def _train(args: argparse.Namespace) -> int:
+    from ..data.bpe import train_tokenizer
+    from ..data.corpus import load_corpus
+    from ..data.encoding import decoded
+    from ..data.tokenizers import TOKEN_FILE
+    from ..errors import UserError
+    from ..files import outputs, whole_directory, write_files, write_whole
+    from ..wording import count
+
+    if args.out.is_dir():
+        raise UserError(f"--out {args.out}: it is there already; move it away or choose another name")
+    outputs.check(args.out, "--out", new=True)
+    if args.text.endswith(TOKEN_FILE):
+        raise UserError(f"data train-tokenizer: {args.text!r} has tokens by its name; expected text")
+    corpus = load_corpus(args.text, vocab_size=256, T=1, B=1, tokenizer="bytes")
+    files = train_tokenizer(decoded(corpus.train), args.vocab_size)
+    if args.out.suffix == ".json":
+        write_whole(args.out, [files["tokenizer.json"]])
+    else:
+        try:
+            with whole_directory(args.out) as folder:
+                write_files(folder, files)
+        except OSError as e:
+            raise UserError(f"--out {args.out}: cannot be written ({e.strerror or e})") from e
+    print(f"{args.out}: {count(args.vocab_size, 'token')}; 'cpuopt train --tokenizer {args.out}' takes it")
+    return 0
+
+
 def _show(args: argparse.Namespace) -> int:
     from ..data.chats import load_chats
     from ..data.corpus import files_of, get_tokenizer, is_examples
@@ -98,9 +138,11 @@ def _show(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} {n}: expected 1 or more")
     name = args.tokenizer
     if args.init is not None and name is None:
+        from ..data.tokenizers import own_tokenizer
         from ..train.checkpoint import open_weights
 
-        name = open_weights(Path(args.init)).tokenizer
+        weights = open_weights(Path(args.init))
+        name = own_tokenizer(weights.tokenizer, weights.path, weights.config.vocab_size)
     tokenizer = get_tokenizer(name or "bytes")
     data = load_chats(
         files_of(args.data),

@@ -144,9 +144,12 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
     from ..data.chats import ChatBatches, load_chats
     from ..data.corpus import files_of, held_out_beside, is_examples, load_corpus
     from ..data.datasets import DATASETS
+    from ..data.tokenizers import TOKEN_FILE, own_tokenizer
 
     c = weights.config
     tokenizer = args.tokenizer or weights.tokenizer
+    if not args.data.endswith(TOKEN_FILE):
+        tokenizer = own_tokenizer(tokenizer, weights.path, c.vocab_size)
     if is_examples(args.data):
         T = args.T or c.longest(weights.trained_length)
         examples = load_chats(

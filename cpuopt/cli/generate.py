@@ -261,6 +261,7 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..check.gate import load_files
     from ..data.templates import encoder_of
+    from ..data.tokenizers import own_tokenizer
     from ..generate import chat
     from ..generate.decoder import Sampler, check_tokens, context_of, generate
     from ..generate.uncached import reader_of
@@ -275,7 +276,10 @@ def run(args: argparse.Namespace) -> int:
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
     config, weights = model_of(args)
     trained_length = weights.trained_length if weights else None
-    tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
+    named = args.tokenizer or (weights.tokenizer if weights else None)
+    if weights:
+        own_tokenizer(named, weights.path, config.vocab_size)
+    tokenizer = tokenizer_of(named, config.vocab_size)
     if args.chat:
         encoder, usual = encoder_of(tokenizer, args.chat_format, adapters=args.adapter), CHAT_CONTEXT
         for note in encoder.notes:

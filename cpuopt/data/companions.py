@@ -132,6 +132,30 @@ def special_texts(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     return {key: text for key, text in found.items() if text}
 
 
+def settings(folder: Path, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the content of ``tokenizer_config.json``."""
+    return read_table(folder / SETTINGS, files[SETTINGS]) if SETTINGS in files else {}
+
+
+def added_texts(folder: Path, files: Mapping[str, bytes]) -> dict[int, str]:
+    """Return the texts of tokens that files add to a ``tokenizer.model``, by their ids.
+
+    Raises
+    ------
+    UserError
+        For what is no id, or no text.
+    """
+    older = read_table(folder / ADDED, files[ADDED]) if ADDED in files else {}
+    newer = settings(folder, files).get("added_tokens_decoder") or {}
+    pairs: list[tuple[Any, Any]] = [(i, text) for text, i in older.items()]
+    for i, token in newer.items() if isinstance(newer, dict) else [(newer, None)]:
+        pairs.append((int(i) if str(i).isdecimal() else i, token.get("content") if isinstance(token, dict) else None))
+    for i, text in pairs:
+        if type(i) is not int or i < 0 or not isinstance(text, str):
+            raise UserError(f"{str(folder)!r} adds the token {repr(text)[:60]} with the id {repr(i)[:60]}")
+    return dict(pairs)
+
+
 def chat_templates(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
     """Return the chat templates by their names, of which the usual one is called ``default``.
 
@@ -149,7 +173,7 @@ def chat_templates(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
             return {name: files[place].decode() for place, name in places.items()}
     except UnicodeDecodeError as e:
         raise UserError(f"{str(folder)!r} has a chat template that is no UTF-8: {e}") from e
-    x = read_table(folder / SETTINGS, files[SETTINGS]).get("chat_template") if SETTINGS in files else None
+    x = settings(folder, files).get("chat_template")
     listed = [{"name": "default", "template": x}] if isinstance(x, str) else x or []
     if not isinstance(listed, list) or not all(isinstance(t, dict) and _texts(t, "name", "template") for t in listed):
         raise UserError(

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,8 +28,10 @@ from ..errors import UserError
 from ..files import Content, user_cache
 from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
+from ..wording import hub_hint
 from . import companions, ggml, untrusted
 from .pieces import Pieces
+from .sentencepiece import read_pieces
 
 if TYPE_CHECKING:
     import tiktoken
@@ -131,20 +134,92 @@ MARKING = (companions.GENERATION, companions.CONFIG)
 """The files that name the ids of marks."""
 
 
-class Json(Tokenizer):
+def text_of(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which are no text."""
+    return text.encode(errors="replace").decode()
+
+
+def library(name: str, what: str) -> Any:
+    """Import a library that a tokenizer's file, or a command, needs."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{what} needs the library {name}, which is not installed; pip install 'cpuopt[hf]' "
+            "(in a clone: pip install -e '.[hf]')"
+        ) from None
+
+
+class OfModel(Tokenizer):
+    """A tokenizer in the files of a model, some of which name the tokens that begin, end and fill up.
+
+    Attributes
+    ----------
+    path : of its file.
+    texts : the texts of the tokens, by their ids.
+    special : the ids of special tokens, by their texts.
+    before, behind : what the tokenizer itself puts around a text.
+    growth : how many times as long a text can become, at most.
+    """
+
+    path: str
+    texts: Mapping[int, str]
+    special: Mapping[str, int]
+    before: Sequence[int]
+    behind: Sequence[int]
+    growth: int
+
+    @abstractmethod
+    def _encoded(self, text: str) -> list[int]:
+        """Turn text into ids."""
+
+    def encode(self, text: str) -> list[int]:  # noqa: D102
+        text = text_of(text)
+        with untrusted.guarded(self.path, "fails on the text"):
+            self._require_bounded(text)
+            return self._encoded(text)
+
+    def _require_bounded(self, text: str) -> None:
+        if self.growth > untrusted.USUAL:
+            untrusted.require_bounded(text, lambda piece: [self.texts[i] for i in self._encoded(piece)], self.path)
+
+    def start(self, text: str) -> list[int]:  # noqa: D102
+        return [*self.before, *self.encode(text)] or [self.eot]
+
+    def _mark(self, folder: Path, files: Mapping[str, bytes], own: Mapping[str, str] | None = None) -> None:
+        """Find the tokens that begin and end a text, as the files name them; by usual names only if they do not.
+
+        Parameters
+        ----------
+        own : the texts of special tokens that the tokenizer's own file names, for those that no other file does.
+        """
+        tables = {folder / name: companions.read_table(folder / name, files[name]) for name in MARKING if name in files}
+        marks, texts = companions.marks_of(tables), companions.special_texts(folder, files)
+        named_ids = {"bos_token": marks.bos, "eos_token": marks.eos or None, "pad_token": marks.pad}
+        texts = {key: text for key, text in (own or {}).items() if named_ids.get(key) is None} | texts
+        named = {key: i for key, text in texts.items() if (i := self.id_of(text)) is not None}
+
+        def known(*ids: int | None, usual: Sequence[str] = ()) -> list[int]:
+            found = [i for i in ids if i is not None and i in self.texts]
+            return [*dict.fromkeys(found or [self.special[name] for name in usual if name in self.special])]
+
+        ends = known(named.get("eos_token"), *marks.eos, *self.behind, usual=ENDS)
+        begins = known(*self.before, named.get("bos_token"), marks.bos, usual=BEGINNINGS)
+        self.stops, self.end = frozenset(ends), next(iter(ends), None)
+        self.eot = next(iter(begins), self.end or 0)
+        self.pad = next(iter(known(named.get("pad_token"), marks.pad)), None)
+        ids = {"bos_token": next(iter(begins), None), "eos_token": self.end, "pad_token": self.pad}
+        self.special_tokens = {key: self.texts[i] for key, i in ids.items() if i is not None} | texts
+        self.chat_templates = companions.chat_templates(folder, files)
+
+
+class Json(OfModel):
     """Hugging Face's ``tokenizer.json``, of byte pairs or of SentencePiece's kind."""
 
     name = "tokenizer.json"
 
     def __init__(self, path: Path) -> None:
-        try:
-            import tokenizers
-        except ModuleNotFoundError:
-            raise UserError(
-                f"{str(path)!r} needs the library tokenizers, which is not installed; pip install 'cpuopt[hf]' "
-                "(in a clone: pip install -e '.[hf]')"
-            ) from None
-        self.path = str(path)
+        tokenizers, self.path = library("tokenizers", repr(str(path))), str(path)
         try:
             files = self._files(path)
             content = files[Json.name]
@@ -173,42 +248,19 @@ class Json(Tokenizer):
         if not ids or max(ids.values()) >= MOST:
             raise UserError(f"{self.path!r} has {len(ids)} tokens; expected 1 or more, with ids below {MOST}")
         self.texts = {i: text for text, i in ids.items()}
-        self.whole = {i: token.content.encode() for i, token in self.encoding.get_added_tokens_decoder().items()}
+        added = self.encoding.get_added_tokens_decoder()
+        self.whole: dict[int, bytes] = {i: token.content.encode() for i, token in added.items()}
+        self.special = {token.content: i for i, token in added.items() if token.special}
         self.vocab_size = max(self.texts) + 1
         plain, full = (self.encoding.encode("a", add_special_tokens=special).ids for special in (False, True))
         starts = (k for k in range(len(full)) if plain and full[k : k + len(plain)] == plain)
         self.before, self.behind = (full[: (k := next(starts, 0))], full[k + len(plain) :]) if plain else ([], [])
 
-    def _mark(self, folder: Path, files: Mapping[str, bytes]) -> None:
-        """Find the tokens that begin and end a text, as the files name them; by usual names only if they do not."""
-        tables = {folder / name: companions.read_table(folder / name, files[name]) for name in MARKING if name in files}
-        marks, texts = companions.marks_of(tables), companions.special_texts(folder, files)
-        named = {key: i for key, text in texts.items() if (i := self.id_of(text)) is not None}
-        special = {t.content: i for i, t in self.encoding.get_added_tokens_decoder().items() if t.special}
-
-        def known(*ids: int | None, usual: Sequence[str] = ()) -> list[int]:
-            found = [i for i in ids if i is not None and i in self.texts]
-            return [*dict.fromkeys(found or [special[name] for name in usual if name in special])]
-
-        ends = known(named.get("eos_token"), *marks.eos, *self.behind, usual=ENDS)
-        begins = known(*self.before, named.get("bos_token"), marks.bos, usual=BEGINNINGS)
-        self.stops, self.end = frozenset(ends), next(iter(ends), None)
-        self.eot = next(iter(begins), self.end or 0)
-        self.pad = next(iter(known(named.get("pad_token"), marks.pad)), None)
-        ids = {"bos_token": next(iter(begins), None), "eos_token": self.end, "pad_token": self.pad}
-        self.special_tokens = {key: self.texts[i] for key, i in ids.items() if i is not None} | texts
-        self.chat_templates = companions.chat_templates(folder, files)
-
-    def encode(self, text: str) -> list[int]:  # noqa: D102
-        return self.encode_chat(text, special=False)[0]
-
     def encode_chat(self, text: str, special: bool) -> tuple[list[int], list[int]]:
         """Turn text into ids and where each ends in it; with `special`, what special tokens are called is these."""
-        text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
+        text = text_of(text)
         with untrusted.guarded(self.path, "fails on the text"):
-            if self.growth > untrusted.USUAL:
-                tokens = lambda piece: list(self.encoding.encode(piece, add_special_tokens=False).tokens)  # noqa: E731
-                untrusted.require_bounded(text, tokens, self.path)
+            self._require_bounded(text)
             self.encoding.encode_special_tokens = not special
             try:
                 found = self.encoding.encode(text, add_special_tokens=False)
@@ -216,8 +268,8 @@ class Json(Tokenizer):
                 self.encoding.encode_special_tokens = True
             return list(found.ids), [end for _, end in found.offsets]
 
-    def start(self, text: str) -> list[int]:  # noqa: D102
-        return [*self.before, *self.encode(text)] or [self.eot]
+    def _encoded(self, text: str) -> list[int]:
+        return list(self.encoding.encode(text, add_special_tokens=False).ids)
 
     def id_of(self, token: str) -> int | None:  # noqa: D102
         found: int | None = self.encoding.token_to_id(token)
@@ -283,6 +335,57 @@ def _byte_alphabet() -> Iterator[tuple[str, bytes]]:
 BYTES = dict(_byte_alphabet())
 
 
+class SentencePiece(OfModel):
+    """SentencePiece's ``tokenizer.model``, of pieces that merge or of a unigram model.
+
+    Tokens that files beside it add have ids behind its pieces, and no text becomes one.
+    """
+
+    texts: dict[int, str]
+
+    name = "tokenizer.model"
+
+    def __init__(self, path: Path) -> None:
+        found, self.path = library("sentencepiece", repr(str(path))), str(path)
+        files = companions.beside(path, (*companions.READ, companions.ADDED)) if path.name == self.name else {}
+        try:
+            content = read_file(path, most=LARGEST_JSON)
+            self.pieces = read_pieces(content)
+            self.growth = untrusted.bounded(untrusted.growth_of_characters(self.pieces.charsmap))
+        except OSError as e:
+            raise UserError(f"cannot read {self.path!r}: {e.strerror or e}") from e
+        except ValueError as e:
+            raise UserError(f"{self.path!r} is no tokenizer.model of SentencePiece: {e}") from e
+        with untrusted.guarded(self.path, "is no tokenizer.model of SentencePiece"):
+            self.encoding = found.SentencePieceProcessor()
+            self.encoding.LoadFromSerializedProto(content)
+        self.texts = dict(enumerate(self.pieces.texts)) | companions.added_texts(path.parent, files)
+        if max(self.texts) >= MOST:
+            raise UserError(f"{self.path!r} has a token {max(self.texts)}; expected ids below {MOST}")
+        self.ids = {text: i for i, text in reversed(self.texts.items())}
+        self.vocab_size, n = max(self.texts) + 1, len(self.pieces.texts)
+        self.special = {text: i for i, text in self.texts.items() if i >= n or self.pieces.types[i] == ggml.CONTROL}
+        own = {f"{what}_token": getattr(self.encoding, f"{what}_id")() for what in ("bos", "eos", "pad", "unk")}
+        named = {key: self.texts[i] for key, i in own.items() if i >= 0}
+        adds = companions.settings(path.parent, files).get("add_bos_token", True) is True
+        self.before, self.behind = [own["bos_token"]] if adds and own["bos_token"] >= 0 else [], []
+        self._mark(path.parent, files, named)
+
+    def _encoded(self, text: str) -> list[int]:
+        return list(self.encoding.encode(text))
+
+    def id_of(self, token: str) -> int | None:  # noqa: D102
+        return self.ids.get(token)
+
+    def token_bytes(self, token: int) -> bytes:  # noqa: D102
+        if (text := self.texts.get(token)) is None:
+            return b"\xff"
+        kind = self.pieces.types[token] if token < len(self.pieces.texts) else ggml.CONTROL
+        if kind == ggml.BYTE and (m := BYTE.fullmatch(text)):
+            return bytes([int(m[1], 16)])
+        return text.encode() if kind == ggml.CONTROL else text.replace(ggml.SPACE, " ").encode()
+
+
 class Llama2c(Tokenizer):
     """llama2.c's ``tokenizer.bin``: 1 begins a text, 2 ends it."""
 
@@ -306,9 +409,14 @@ class Llama2c(Tokenizer):
         return self.pieces.bytes_of(token)
 
 
+TOKEN_FILE = ".bin"
+"""How the name of a file of tokens ends, which needs no tokenizer."""
+PADDED = 50304
+"""Rows of GPT-2's embedding, if they are padded to a multiple of 128."""
 TOKENIZERS = ("bytes", "gpt2")
 """Tokenizers by name."""
-KINDS: dict[str, type[Json] | type[Llama2c]] = {kind.name: kind for kind in (Json, Llama2c)}
+Kind = type[Json] | type[SentencePiece] | type[Llama2c]
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (Json, SentencePiece, Llama2c)}
 """Tokenizers in files, by the file's name beside a model's weights; elsewhere its ending tells."""
 
 
@@ -320,6 +428,39 @@ def usual_tokenizer(vocab_size: int) -> str:
 def tokenizer_beside(folder: Path) -> str | None:
     """Return the path of the tokenizer's file in a folder, or None."""
     return next((str(folder / name) for name in KINDS if (folder / name).is_file()), None)
+
+
+def located(name: str) -> str:
+    """Return the path of the tokenizer's file in a directory; any other name as it is.
+
+    Raises
+    ------
+    UserError
+        For a directory that has none.
+    """
+    if not os.path.isdir(name):
+        return name
+    if (found := tokenizer_beside(Path(name))) is None:
+        raise UserError(f"the directory {name[:200]!r} has no tokenizer; expected one of {', '.join(KINDS)} in it")
+    return found
+
+
+def own_tokenizer(name: str | None, path: Path, vocab_size: int) -> str:
+    """Return the tokenizer of a model in files: the one that they name, or else the one that its vocabulary tells.
+
+    Raises
+    ------
+    UserError
+        If they have none, and the vocabulary is neither one of bytes nor GPT-2's, which may be padded.
+    """
+    if name is not None:
+        return name
+    if vocab_size <= Bytes.vocab_size or GPT2Tokenizer.vocab_size <= vocab_size <= PADDED:
+        return usual_tokenizer(vocab_size)
+    raise UserError(
+        f"{str(path)!r} comes without a tokenizer for its {vocab_size:,} tokens; put its {' or '.join(KINDS)} beside "
+        "the weights, or name one with --tokenizer (bytes trains on the bytes of a text)"
+    )
 
 
 def kind_of(file: str) -> str | None:
@@ -337,9 +478,9 @@ def tokenizer_files(tokenizer: str | None) -> dict[str, bytes]:
     """
     if tokenizer in (None, *TOKENIZERS):
         return {}
-    if is_gguf(path := Path(str(tokenizer))):
+    if is_gguf(path := Path(located(str(tokenizer)))):
         return ggml.files(Gguf(path))
-    more = companions.travelling(path) if path.name == Json.name else {}
+    more = companions.travelling(path) if path.name in (Json.name, SentencePiece.name) else {}
     try:
         return {kind_of(path.name) or path.name: read_file(path)} | more
     except (OSError, ValueError) as e:
@@ -359,11 +500,12 @@ def get_tokenizer(name: str) -> Tokenizer:
         return Bytes()
     if name == "gpt2":
         return _gpt2()
+    name = located(name)
     kind = Inside if is_gguf(Path(name)) else KINDS.get(kind_of(name) or "")
     if kind is None:
         raise UserError(
             f"unknown tokenizer {name[:200]!r}; expected one of {', '.join(TOKENIZERS)}, or a file: "
-            f"{', '.join(KINDS)}, GGUF"
+            f"{', '.join(KINDS)}, GGUF{hub_hint(name)}"
         )
     try:
         os.stat(name)
@@ -384,7 +526,7 @@ def _version(path: Path) -> tuple[str, int, int]:
 
 
 @cache
-def _from_file(kind: type[Json] | type[Llama2c], path: str, versions: tuple[tuple[str, int, int], ...]) -> Tokenizer:
+def _from_file(kind: Kind, path: str, versions: tuple[tuple[str, int, int], ...]) -> Tokenizer:
     return kind(Path(path))
 
 

@@ -49,7 +49,11 @@ def growth(content: Mapping[str, Any]) -> int:
         affix = str(model.get(name) or "") if isinstance(model, dict) else ""
         if len(affix) > LONGEST:
             raise ValueError(f"{name} has {len(affix)} characters; expected {LONGEST} at most")
-    factor = _of(content.get("normalizer")) * _of(content.get("pre_tokenizer"))
+    return bounded(_of(content.get("normalizer")) * _of(content.get("pre_tokenizer")))
+
+
+def bounded(factor: int) -> int:
+    """Return a growth that may be measured; raise a `ValueError` for one of more than `MOST`."""
     if factor > MOST:
         raise ValueError(f"its normalizers can make a text more than {MOST} times as long")
     return factor
@@ -74,10 +78,14 @@ def _of(part: Any) -> int:
             raise ValueError(f"it puts {put} bytes before each text; expected {LONGEST} at most")
         return 1 + put
     if kind == "Precompiled":
-        table = base64.b64decode(str(part.get("precompiled_charsmap") or ""))
-        texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-        return max(1, *map(len, texts)) if len(texts) > 1 else max(1, len(table))
+        return growth_of_characters(base64.b64decode(str(part.get("precompiled_charsmap") or "")))
     return FIXED.get(str(kind), 1)
+
+
+def growth_of_characters(table: bytes) -> int:
+    """Return how many times as long a text can become, at most, by SentencePiece's table of characters."""
+    texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+    return max(1, *map(len, texts)) if len(texts) > 1 else max(1, len(table))
 
 
 def require_bounded(text: str, tokens_of: Callable[[str], list[str]], where: str) -> None:

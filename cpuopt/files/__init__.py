@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -216,6 +216,20 @@ def whole_directory(path: Path) -> Iterator[Path]:
             raise
     sync_directory(path.parent)
     remove(aside)
+
+
+def write_files(folder: Path, files: Mapping[str, Content]) -> None:
+    """Write new files into a directory, by their names, which may lie in folders of it.
+
+    Raises
+    ------
+    OSError
+        The error of the system.
+    """
+    for name, content in files.items():
+        (place := folder / name).parent.mkdir(exist_ok=True)
+        write_synced(place, [content])
+        sync_directory(place.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -69,4 +69,5 @@ def _model(path: Path) -> Iterator[Path]:
 
 def _with_beside(path: Path) -> Iterator[Path]:
     yield path
-    yield from (path.with_name(name) for name in BESIDE if path.name)
+    folder = path if path.is_dir() else path.parent
+    yield from (folder / name for name in BESIDE if path.name)

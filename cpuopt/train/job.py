@@ -19,6 +19,7 @@ from ..data.batches import SORTED, Batches
 from ..data.chats import ChatBatches, Chats, load_chats
 from ..data.corpus import Corpus, files_of, is_examples, load_corpus
 from ..data.given import Batch, Given
+from ..data.tokenizers import TOKEN_FILE, own_tokenizer
 from ..engine import Engine, Step, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
@@ -352,6 +353,8 @@ def prepare(
         B, T = settings.B, settings.T
         corpus: Corpus | Given | Chats | None = config.inputs(B, T)
         if corpus is None:
+            if weights is not None and not settings.data.endswith(TOKEN_FILE):
+                tokenizer = own_tokenizer(tokenizer, weights.path, config.vocab_size)
             corpus = data_of(settings, config.vocab_size, tokenizer)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
         judged: list[Judged] = []

@@ -20,7 +20,7 @@ import numpy as np
 from ..data.companions import GENERATION, marks_of
 from ..data.tokenizers import TOKENIZERS, tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import Content, sync_directory, whole_directory, write_synced
+from ..files import Content, whole_directory, write_files, write_synced
 from ..models import CONFIG, Config, read_config, read_object
 from ..models.llama import Config as Llama
 from ..ops.declaration import Shape
@@ -244,14 +244,6 @@ def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
     return file_parts(there, stored, dtype)
 
 
-def write_beside(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a tokenizer's files into a new directory."""
-    for name, content in files.items():
-        (place := folder / name).parent.mkdir(exist_ok=True)
-        write_synced(place, [content])
-        sync_directory(place.parent)
-
-
 def write(path: Path, weights: Weights) -> None:
     """Write a directory, with the files of the tokenizer.
 
@@ -266,6 +258,6 @@ def write(path: Path, weights: Weights) -> None:
         with whole_directory(path) as folder:
             write_synced(folder / CONFIG, [config_json(config, dtype, tokenizer, weights.marks)])
             write_synced(folder / WEIGHTS, weight_parts(config, weights.read, dtype))
-            write_beside(folder, beside)
+            write_files(folder, beside)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

@@ -17,12 +17,12 @@ import numpy as np
 
 from ..data.tokenizers import tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import whole_directory, write_synced
+from ..files import whole_directory, write_files, write_synced
 from ..models import Config, read_object
 from ..nn.lora import ALL, A, B, Lora, adapter_of
 from ..ops.declaration import Shape
 from ..wording import hub_hint
-from .huggingface import INDEX, WEIGHTS, names_of, write_beside
+from .huggingface import INDEX, WEIGHTS, names_of
 from .tensors import FLOATS, IS_PICKLE, Array, Read, TensorFile, Weights, all_below, file_parts
 
 CONFIG, TENSORS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -275,7 +275,7 @@ def save_adapter(path: Path, config: Config, adapter: Adapter, tokenizer: str | 
         with whole_directory(path) as folder:
             write_synced(folder / CONFIG, [json.dumps(about, indent=2).encode()])
             write_synced(folder / TENSORS, parts)
-            write_beside(folder, beside)
+            write_files(folder, beside)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
 

@@ -12,7 +12,16 @@ import numpy as np
 
 from ..data.ggml import BYTE, CONTROL, GPT2, KEY, NORMAL, OWN, PAD, PATTERNS, SPACE, TEMPLATE, UNKNOWN, UNUSED
 from ..data.tokenizers import BYTE as BYTE_PIECE
-from ..data.tokenizers import BYTES, GPT2Tokenizer, Json, Llama2c, Tokenizer, get_tokenizer
+from ..data.tokenizers import (
+    BYTES,
+    GPT2Tokenizer,
+    Json,
+    Llama2c,
+    OfModel,
+    SentencePiece,
+    Tokenizer,
+    get_tokenizer,
+)
 from ..errors import UserError
 from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
@@ -50,6 +59,8 @@ def metadata_of(tokenizer: str | None, size: int, marks: Marks) -> dict[str, Any
         raise UserError(f"the tokenizer {tokenizer!r} has {found.vocab_size} tokens, and the model's vocabulary {size}")
     if isinstance(found, Json):
         made = _of_json(found)
+    elif isinstance(found, SentencePiece):
+        made = _of_sentencepiece(found)
     elif isinstance(found, Llama2c):
         made = _of_pieces(found)
     else:
@@ -100,6 +111,32 @@ def _of_pieces(found: Llama2c) -> dict[str, Any]:
     return {KEY + name: x for name, x in about.items()}
 
 
+def _of_sentencepiece(found: SentencePiece) -> dict[str, Any]:
+    """Return the metadata of SentencePiece's pieces that merge, with the tokens that are added to them."""
+    pieces, more = found.pieces, range(len(found.pieces.texts), found.vocab_size)
+    if pieces.kind != "bpe" or pieces.charsmap or pieces.collapses:
+        what = f"a model of the kind {pieces.kind!r}" if pieces.kind != "bpe" else "what its normalizer does"
+        raise UserError(f"{found.path!r}: GGUF cannot say {what}; write a directory, or name another with --tokenizer")
+    about: dict[str, Any] = {"model": "llama", "add_bos_token": bool(found.before), "add_space_prefix": pieces.prefix}
+    about |= {"tokens": [*pieces.texts, *(found.texts.get(i, f"{PAD}{i}]") for i in more)]}
+    about |= {"token_type": [*pieces.types, *(CONTROL if i in found.texts else UNUSED for i in more)]}
+    about |= {"scores": [*pieces.scores, *[0.0] * len(more)]}
+    return {KEY + name: x for name, x in (about | _unknown(found)).items()} | _templates(found)
+
+
+def _unknown(found: OfModel) -> dict[str, Any]:
+    i = found.id_of(found.special_tokens.get("unk_token", ""))
+    return {} if i is None else {"unknown_token_id": i}
+
+
+def _templates(found: OfModel) -> dict[str, Any]:
+    """Return the metadata of chat templates, as llama.cpp names them."""
+    templates = {NAME.sub("_", name): text for name, text in found.chat_templates.items()}
+    made: dict[str, Any] = {TEMPLATE: templates.pop("default")} if "default" in templates else {}
+    made |= {f"{TEMPLATE}s": [*templates]} if templates else {}
+    return made | {f"{TEMPLATE}.{name}": text for name, text in templates.items()}
+
+
 def _of_json(found: Json) -> dict[str, Any]:
     """Return the metadata of a ``tokenizer.json``."""
     path = Path(found.path)
@@ -117,8 +154,7 @@ def _of_json(found: Json) -> dict[str, Any]:
     types = [kinds.get(i, NORMAL if i in texts else UNUSED) for i in range(len(tokens))]
     merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model.get("merges") or []]
     about: dict[str, Any] = {"tokens": tokens, "token_type": types, "add_bos_token": bool(found.before)}
-    unknown = found.id_of(found.special_tokens.get("unk_token", ""))
-    about |= {} if unknown is None else {"unknown_token_id": unknown}
+    about |= _unknown(found)
     if model.get("byte_fallback"):
         about |= {"model": "llama", "add_space_prefix": _prefix(content)}
         ranks = {left + right: -float(n) for n, (left, right) in reversed([*enumerate(merges)])}
@@ -132,12 +168,7 @@ def _of_json(found: Json) -> dict[str, Any]:
         if (content.get("normalizer") or {}).get("type", "NFC") != "NFC" or cut not in known:
             raise wrong("how it cuts text")
         about |= {"model": "gpt2", "pre": known[cut], "merges": [" ".join(pair) for pair in merges]}
-    made = {KEY + name: x for name, x in about.items()}
-    templates = {NAME.sub("_", name): text for name, text in found.chat_templates.items()}
-    if "default" in templates:
-        made[TEMPLATE] = templates.pop("default")
-    made |= {f"{TEMPLATE}s": [*templates]} if templates else {}
-    return made | {f"{TEMPLATE}.{name}": text for name, text in templates.items()}
+    return {KEY + name: x for name, x in about.items()} | _templates(found)
 
 
 def _steps(part: Any, name: str) -> Sequence[Mapping[str, Any]]:

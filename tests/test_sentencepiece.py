@@ -1,0 +1,183 @@
+"""SentencePiece's ``tokenizer.model``: the ids of the library that made it, what files add, and files that lie.
+
+``golden/make_sentencepiece.py`` trained the models and wrote the ids.
+"""
+
+import json
+import random
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from golden.llama2c import draw
+
+from cpuopt import cli
+from cpuopt.data import tokenizers
+from cpuopt.data.sentencepiece import read_pieces
+from cpuopt.data.tokenizers import get_tokenizer
+from cpuopt.errors import UserError
+from cpuopt.models.llama import Config
+from cpuopt.weights import Marks, open_weights, save_weights
+
+HERE = Path(__file__).parent / "golden" / "sentencepiece"
+GOLDEN = json.loads((HERE / "ids.json").read_text())
+SIZES = Config(410, 16, 32, 1, 2, 1, 8, 32, tie_word_embeddings=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that makes a directory with a model of a kind, and with files beside it."""
+
+    def make(kind, **files):
+        shutil.copy(HERE / f"{kind.replace(' ', '_')}.model", tmp_path / "tokenizer.model")
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        return str(tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", GOLDEN["ids"])
+def test_texts_have_the_ids_of_the_library(folder, kind):
+    t = get_tokenizer(folder(kind))
+    assert [t.encode(text) for text in GOLDEN["texts"]] == GOLDEN["ids"][kind]
+    assert {*map(t.name.__eq__, ["tokenizer.model"])} == {True}
+    if kind != "unigram":  # which has pieces for neither all characters nor all bytes
+        space = b" " * (kind == "bpe")
+        plain = [text for text in GOLDEN["texts"] if text and "▁" not in text]
+        assert all(b"".join(map(t.token_bytes, t.encode(x))) == space + x.encode() for x in plain)
+
+
+MARKED = {
+    "bpe": (1, 2, None, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
+    "bpe without a prefix": (
+        *(2, 1, 0),
+        {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_a_model_names_its_special_tokens(folder, kind):
+    begin, end, pad, texts = MARKED[kind]
+    t = get_tokenizer(folder(kind))
+    assert (t.eot, t.end, t.stops, t.pad, t.special_tokens) == (begin, end, {end}, pad, texts)
+    assert t.start("a") == [begin, *t.encode("a")]
+
+
+def test_files_beside_it_add_tokens_and_come_first(folder):
+    added = {"added_tokens_decoder": {"401": {"content": "<|turn|>", "special": True}}, "add_bos_token": False}
+    path = folder("bpe", added_tokens={"<pad>": 400}, tokenizer_config=added | {"eos_token": "<|turn|>"})
+    t = get_tokenizer(path)
+    assert (t.vocab_size, t.id_of("<|turn|>"), t.id_of("<pad>"), t.id_of("no such")) == (402, 401, 400, None)
+    assert (t.end, t.stops, t.start("a"), t.token_bytes(401)) == (401, {401}, t.encode("a"), b"<|turn|>")
+    assert not {400, 401} & {*t.encode("<pad><|turn|>")}
+    for wrong in ({"a": -1}, {"a": "7"}, {"a": 1 << 24}):
+        folder("bpe", added_tokens=wrong)
+        with pytest.raises(UserError, match=r"adds the token|has a token"):
+            get_tokenizer(path)
+
+
+def test_a_directory_trains_on_it_and_goes_into_gguf_and_back(folder, tmp_path, capsys):
+    path = folder("bpe", added_tokens={"<|turn|>": 405})
+    save_weights(tmp_path / "hf", SIZES, draw(SIZES.shapes(), 3).__getitem__, tokenizer=f"{path}/tokenizer.model")
+    first = get_tokenizer(str(tmp_path / "hf"))
+    assert first.id_of("<|turn|>") == 405
+    (tmp_path / "text.txt").write_text("hello world\n" * 40)
+    how = ["--data", str(tmp_path / "text.txt"), "--runs", str(tmp_path / "runs"), "-B", "2", "-T", "8", "--steps", "1"]
+    how += ["--variant", "vanilla", "--val-every", "0", "--threads", "1", "--save", str(tmp_path / "out")]
+    assert cli.main(["train", "--init", str(tmp_path / "hf"), *how]) == 0
+    for name in ("tokenizer.model", "added_tokens.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert cli.main(["convert", str(tmp_path / "out"), str(tmp_path / "m.gguf")]) == 0
+    t = get_tokenizer(str(tmp_path / "m.gguf"))
+    assert (t.eot, t.end, t.id_of("<|turn|>")) == (first.eot, first.end, 405)
+    plain = [text for text in GOLDEN["texts"] if text and "<sep>" not in text]
+    assert [t.start(x) for x in plain] == [first.start(x) for x in plain]
+    for kind, words in {"unigram": "a model of the kind 'unigram'"}.items():
+        folder(kind, added_tokens={})
+        with pytest.raises(UserError, match=f"GGUF cannot say {words}"):
+            save_weights(tmp_path / "n.gguf", SIZES, draw(SIZES.shapes(), 3).__getitem__, tokenizer=path)
+
+
+def test_a_tokenizer_json_comes_first(folder, tmp_path):
+    path = folder("bpe")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer\.json' is no tokenizer"):  # and no other is taken unseen
+        get_tokenizer(path)
+
+
+def test_without_the_library_the_extra_is_named(folder, monkeypatch):
+    path = folder("bpe")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    tokenizers._from_file.cache_clear()
+    with pytest.raises(UserError, match=r"needs the library sentencepiece.*pip install 'cpuopt\[hf\]'"):
+        get_tokenizer(path)
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"pieces\n",
+    "a pointer": b"version https://git-lfs.github.com/spec/v1\n",
+    "a number without an end": b"\x08" + b"\xff" * 12,
+    "a piece that is a number": b"\x08\x01",
+    "a piece without a text": b"\x0a\x02\x18\x01",
+    "a length beyond all": b"\x0a\xff\xff\xff\xff\x7f",
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_file_that_lies_is_refused(folder, tmp_path, case):
+    path = folder("bpe")
+    (tmp_path / "tokenizer.model").write_bytes(HOSTILE[case])
+    with pytest.raises(UserError, match=r"tokenizer\.model") as e:
+        get_tokenizer(path)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_damaged_files_are_read_or_refused(folder, tmp_path, kind):
+    path, rng = folder(kind), random.Random(7)
+    content = (tmp_path / "tokenizer.model").read_bytes()
+    for _ in range(60):
+        damaged = bytearray(content[: rng.randint(1, len(content))])
+        for _ in range(rng.randint(0, 5)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        (tmp_path / "tokenizer.model").write_bytes(damaged)
+        with suppress(UserError):
+            get_tokenizer(path).encode("hello wörld ﬁ")
+
+
+def test_a_table_that_blows_text_up_is_refused(folder, tmp_path):
+    path = folder("unigram")
+    content = (tmp_path / "tokenizer.model").read_bytes()
+    table = read_pieces(content).charsmap
+    grown = table + b"x" * 2000 + b"\0"
+    rest = b"\x1a" + _size(len(grown) + 3) + b"\x12" + _size(len(grown)) + grown
+    (tmp_path / "tokenizer.model").write_bytes(content + rest)
+    with pytest.raises(UserError, match="make a text more than 1024 times as long"):
+        get_tokenizer(path)
+
+
+def _size(n):
+    return bytes([n & 127 | 128, n >> 7]) if n > 127 else bytes([n])
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "generate", "data show"])
+def test_weights_without_a_tokenizer_are_refused_for_text(verb, tmp_path, capsys):
+    save_weights(tmp_path / "hf", SIZES, draw(SIZES.shapes(), 3).__getitem__, marks=Marks())
+    assert open_weights(tmp_path / "hf").tokenizer is None
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n' * 20)
+    flags = {
+        "train": ["train", "--runs", str(tmp_path / "runs"), "-B", "1", "-T", "8", "--steps", "1"],
+        "eval": ["eval", "--data", "builtin", "--limit", "1", "-T", "8"],
+        "generate": ["generate", "--prompt", "a", "--max-tokens", "1"],
+        "data show": ["data", "show", str(tmp_path / "x.jsonl")],
+    }[verb]
+    assert cli.main([*flags, "--init", str(tmp_path / "hf")]) == 2
+    error = capsys.readouterr().err
+    assert "comes without a tokenizer for its 410 tokens; put its tokenizer.json or tokenizer.model or" in error
+    assert not (tmp_path / "runs").exists()
+    assert cli.main([*flags, "--init", str(tmp_path / "hf"), "--tokenizer", "bytes"]) == 0
