@@ -48,7 +48,10 @@ def test_a_verb_prints_into_the_notebook(capsys):
 
 
 def test_a_wrong_kernel_fails_and_is_not_registered(capsys):
-    magics.try_kernel("gelu_forward mine --model gpt2-tiny --no-step", CELL)
+    with pytest.raises(
+        UserError, match=r"%%kernel gelu_forward mine: it did not pass \(status 1\), so gelu_forward\[mi"
+    ):
+        magics.try_kernel("gelu_forward mine --model gpt2-tiny --no-step", CELL)
     assert "FAIL" in capsys.readouterr().out
     assert ("gelu_forward", "mine") not in registry.KERNELS
     text = Path("mine_gelu_forward.py").read_text()

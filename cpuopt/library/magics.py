@@ -56,8 +56,8 @@ def try_kernel(line: str, cell: str) -> None:
     Raises
     ------
     UserError
-        For a line without op and variant, an op that is not there or in no file, a cell without the function, or a file
-        of that name from elsewhere.
+        For a line without op and variant, an op that is not there or in no file, a cell without the function, a file
+        of that name from elsewhere, or a kernel that does not pass.
     """
     words = shlex.split(line)
     if len(words) < 2 or words[1].startswith("-"):
@@ -74,8 +74,12 @@ def try_kernel(line: str, cell: str) -> None:
     imports = IMPORTS + (f"import {own.__name__}  # registers the op\n\n" if own else "")
     write_whole(path, [(header + imports + decorated(cell, op, variant)).encode()])
     where = [] if any(f.startswith(("--model", "--sizes")) for f in flags) else flags_of(ops.ALL[op])
-    if _run(["lab", str(path), "--once", *flags, *where]) == 0:
-        _register(path, op, variant)
+    if status := _run(["lab", str(path), "--once", *flags, *where]):
+        raise UserError(
+            f"%%kernel {op} {variant}: it did not pass (status {status}), so {op}[{variant}] is not registered; the "
+            "lines above say why"
+        )
+    _register(path, op, variant)
 
 
 def file_of(op: str, variant: str) -> Path:
