@@ -146,6 +146,88 @@ TEXTS = {
 }
 
 
+RUN_CODE = (
+    "def run(code):\n    @helper()\n    def one(x):\n        {}\n        return x\n    @helper()\n    def two(x):\n"
+)
+RUN_CODE += "        return exec(x)\n    return two\n\n\nX = run(1)"
+SIZED = "def size(a):\n    {}\n    return a"
+NAMES = [
+    *(RUN_CODE.format(x) for x in ["exec = x", "for exec in x:\n            pass", "exec, x = x, x", "exec += x"]),
+    RUN_CODE.format("x = 1").replace("def one(x)", "def one(x, exec)"),
+    RUN_CODE.format("x = 1").replace("exec(x)", "\uff45xec(x)").replace("x = 1", "\uff45xec = 1"),
+    RUN_CODE.format("x = 1").replace("    return two", "    exec = 1\n    return (lambda exec, /, x: exec(x))"),
+    "def size(a):\n    return open(a)\n\n\nX = size('x')\n\n\ndef open(a):\n    return a",
+    "def size(a):\n    return lambda s: eval(s)\n\n\nX = size(1)\n\n\n@helper()\ndef eval(a):\n    return a",
+    *("open = open", "open, X = open, 1", "X = open = open", "from math import pow as open\nopen = open"),
+    "X = exec, eval",
+    "def made(g):\n    @helper()\n    def f(x):\n        return g(x)\n    return f\n\n\nX = made(compile)",
+    "def made(helper):\n    @helper()\n    def f(x):\n        return x\n    return f",
+    "def made(FLAGS):\n    @helper(fastmath=FLAGS)\n    def f(x):\n        return x\n    return f",
+    "def made(x):\n    def f(y):\n        return y\n    return f",
+    *("X = np.sum.__globals__", "X = np.exp.__class__", "X = max.__self__", "X = math", "X = __builtins__"),
+    "X = __name__",
+    *("X = helper()(max)", "X = kernel(ops.relu_forward, 'x')(max)", "X = ops.relu_forward", "X = (lambda s: 1)(2)"),
+    *("import cpuopt.judge.rules", "from cpuopt.judge.rules import NAMES", "from cpuopt.judge.rules import GUARD as g"),
+    *("from cpuopt.judge.rules import NAMES as names", "from cpuopt.judge.rules import importing as __builtins__"),
+    *("@helper()\n@helper()\ndef f(x):\n    return x", "@helper\ndef f(x):\n    return x"),
+    "f = 1\n@f()\ndef g(x):\n    return x",
+    *("def f(x, g=exec):\n    return g(x)", "def f(x, *, g):\n    return g(x)", "def f(x: exec):\n    return x"),
+]  # fmt: skip
+"""Lines of a file that name what only another scope, a later line or nothing binds."""
+NAMED = [
+    *("return __class__", "return __builtins__", "return size.py_func(a)", "return size.__globals__"),
+    "return size.T.base",
+    *("exec = 1\n    return exec(a)", "from builtins import exec", "global exec", "nonlocal a", "del a"),
+    "return helper()(a)",
+    "match a:\n        case exec:\n            return exec(a)",
+    "try:\n        a = 1\n    except Exception as exec:\n        a = 2",
+    *("class exec:\n        a = 1", "with a as exec:\n        return exec", "return [exec for exec in a]"),
+    "exec: a = 1",
+    *("return (lambda exec, /, b: exec(b))", "return (lambda b, n=a: n)", "return (lambda *b: b)"),
+    "return f'{a!r:{a}}'",
+    *("return kernel", "return ops", "return np", "return prange.__doc__", "return math.exp", "return a(1)"),
+    "return (a)(a)",
+]  # fmt: skip
+"""The same in a function of Python."""
+KEPT = [
+    *("LIST = [('x', 1)]\n\n\ndef f(a):\n    x = LIST\n    x += x\n    return len(x)", "A = [('x', 1)]\nA += A"),
+    *("A = [('x', 1)]\nB = (A, 1)", "A = [('x', 1)]\nB = len(A)", "A = ([('x', 1)], 1)", "A = [('x', 1)] * 2"),
+    "A = {('x', 1)}",
+    "def f(a):\n    return lambda s: len(a)\n\n\nX = f([('x', 1)])",
+    "from cpuopt.kernels.toolkit.fastmath import EXACT\n\n\n@helper()\ndef f(x):\n    return len(EXACT)",
+    *(SIZED.format(x) for x in ["a, *b = a", "x = np.zeros(1, 'O')", "x = np.float32(1, dtype=a)"]),
+    *(SIZED.format(x) for x in ["a.x += 1", "a['N'] += 1", "for a[0] in a:\n        pass", "size.n = 1"]),
+    *(SIZED.format(x) for x in ["x = np.cumsum(a)", "x = a.sum(None, 'O')"]),
+    *("X = np.ones(3)", "X = np.sum((1, 2))", "X = np.exp(1.0, dtype='O')", "X = np.where(1, 2, 3)"),
+]  # fmt: skip
+"""Lines of a file by which sizes could count their calls."""
+LETTERS = [
+    "\x0cimport os\n" + HONEST_RELU,
+    "# a comment \\\nimport os\n" + HONEST_RELU,
+    "X = 1; import os\n" + HONEST_RELU,
+    "# coding: latin-1\n" + relu('"""\u00e9"""'),
+    "# coding: raw_unicode_escape\n# \\u000aimport os\n" + HONEST_RELU,
+    "\n# vim: set fileencoding=cp037 :\n" + HONEST_RELU,
+    "\ufeff# coding: latin-1\n" + HONEST_RELU,
+    "\ufeff\ufeff" + HONEST_RELU,
+    relu("X = (" + "1," * 40_000 + ")"),
+    relu("X = " + "(" * 250 + ")" * 250),
+    relu(before="x = 1\n\tx = 2"),
+    relu(each="ZERO\u2028x = 2"),
+    relu(each="ZERO\x0bimport os"),
+    relu(before="x = '\ud800'"),
+    HONEST_RELU + "\x1a",
+    HONEST_RELU.replace("import helper, kernel, ops", "import helper, kernel\n\nops = 1"),
+    relu(name="mine\nimport os"),
+    relu(name="mi ne"),
+    relu().replace("ops.relu_forward", "ops.__dict__"),
+    relu().replace("ops.relu_forward", "ops.relu_forward.reference"),
+    *(relu(before=x) for x in ("x = np.zeros(4, dtype=inp)", "x = np.zeros(4, inp)", "x = np.full(4, 0, inp)")),
+    *(relu(before=x) for x in ("x = max(1, 2, key=abs)", "x = np.zeros(4, like=inp)", "x = inp.sum(out=out)")),
+    relu(before="x, *y = inp"),
+]  # fmt: skip
+
+
 def refused():
     """List the texts that a rule stops: class, what it tries, text."""
     found = [(of, f"import {m}", relu(f"import {m}")) for of, names in IMPORTS.items() for m in names.split()]
@@ -155,6 +237,10 @@ def refused():
     found += [(of, f"def f: {x}", relu(f"def f(a):\n    {x}\n    return a")) for of, xs in PYTHON.items() for x in xs]
     found += [("promises", line, relu(f"{line}\n    return a")) for line in SIGNED]
     found += [(of, o, relu(options=f", {o}")) for of, options in OPTIONS.items() for o in options]
+    found += [("names", line, relu(line)) for line in NAMES]
+    found += [("names", f"def size: {line}", relu(SIZED.format(line))) for line in NAMED]
+    found += [("warm-up", line, relu(line)) for line in KEPT]
+    found += [("text", repr(text[:40]), text) for text in LETTERS]
     return found + [(of, f"text {i}", text) for of, texts in TEXTS.items() for i, text in enumerate(texts)]
 
 
@@ -302,6 +388,11 @@ OUTLASTS = {
     "numbers that a vector writes": relu(
         f"{LANES}\nSEEN = np.float32((0.0,) * 400000)", before="store(SEEN, 0, spread(ZERO))"
     ),
+    "an array that a size of scratch captured": scratched(
+        "made()",
+        top="@helper()\ndef bump(x):\n    x[0] += 1\n    return x[0]\n\n\ndef made():\n    x = np.float32((0.0,) * 9)\n"
+        "    return lambda sizes: 8 + int(bump(x))",
+    ),
     "an array that a helper captured": relu(
         f"{LANES}\ndef made():\n    x = np.float32((0.0,) * 99)\n    @helper()\n    def f(y):\n"
         "        return max(x[0], y)\n    return f\n\n\nSEEN = made()",
@@ -351,8 +442,45 @@ TWINS = {
     "limits": relu()
     .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N']), ('y', 1 << 20)]")
     .replace("(out, inp)", "(out, inp, x, y)"),
+    "names": relu("def made(g):\n    @helper()\n    def f(x):\n        exec = g(x)\n        return exec\n    return f"),
 }
 """By class, a right kernel that resembles the hostile ones."""
+RIGHT = {
+    "a mark of the byte order": "\ufeff" + HONEST_RELU,
+    "an encoding": "# -*- coding: utf-8 -*-\n" + HONEST_RELU,
+    "lines of Windows": HONEST_RELU.replace("\n", "\r\n"),
+    "a new page": HONEST_RELU.replace("\n\n\n", "\n\x0c\n"),
+    "a line's end in a docstring": relu('"""One\u2028two\x0bthree\x85four."""'),
+    "tabs": HONEST_RELU.replace("    ", "\t"),
+    "letters of other languages": relu("K\u00f6nig = 1"),
+    "the first line of an adopted file": f"from cpuopt.judge.rules import NAMES as __builtins__\n{HONEST_RELU}",
+    "a local like a function of Python's": relu(before="sum = ZERO", each="max(inp[i], sum)"),
+    "a parameter like one": relu("@helper()\ndef f(input):\n    return max(input, 0)", each="f(inp[i])"),
+    "a loop's number like one": relu(before="for iter in range(2):\n    out[:] = ZERO"),
+    "a helper like one": relu("@helper()\ndef pow(x):\n    return max(x, 0)", each="pow(inp[i])"),
+    "a function of math like one": relu("from math import pow", each="np.float32(pow(max(inp[i], ZERO), 1))"),
+    "a helper below": relu(each="f(inp[i])") + "\n\n@helper()\ndef f(x):\n    return max(x, ZERO)\n",
+    "helpers with locals of one name": relu(
+        "def made(type):\n    @helper()\n    def one(x):\n        y = type(x)\n        return y\n    @helper()\n"
+        "    def two(x):\n        y = one(x)\n        return max(y, 0)\n    return two\n\n\nF = made(np.abs)",
+        each="F(max(inp[i], ZERO))",
+    ),
+    "a list of scratch": scratched("8", top="SCRATCH = [('x', 8)]").replace("[('x', 8)],", "SCRATCH,"),
+    "lists in a list of scratch": scratched("8", top="MORE = [('x', 8)]").replace("=[('x', 8)]", "=[*MORE]"),
+    "scratch in a tuple": scratched("8").replace("[('x', 8)]", "(('x', 8),)"),
+    "sizes that a helper computes": scratched("size", top="@helper()\ndef f(n):\n    return n + 1\n\n\ndef size(s):\n"
+                                              "    n = 1\n    n += f(s['N'])\n    return n if 'N' in s else 1"),
+    "a function of a function of sizes": scratched(
+        "made(lambda s: s['N'])", top="def made(g):\n    return lambda sizes: 2 * g(sizes)"
+    ),
+    "flags of the toolkit": relu("from cpuopt.kernels.toolkit.fastmath import EXACT", options=", fastmath=EXACT"),
+    "types of arrays": relu(
+        before="x = np.zeros(4, dtype=np.float32)\ny = np.full(4, 0, np.float32)\nx[0] = np.zeros_like(y)[0]",
+        each="max(inp[i], x[0])",
+    ),
+    "a number that nobody reads": relu(before="for _ in range(2):\n    out[:] = ZERO"),
+}  # fmt: skip
+"""Right kernels that resemble them further."""
 RENAMED = {
     "from ... import ops\n": "",
     "from ..compile.jit import helper, kernel\n": "from cpuopt import helper, kernel, ops\n",

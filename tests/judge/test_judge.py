@@ -16,7 +16,21 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from candidates import BROKEN, FILES, FOUND, HONEST_RELU, LARGE, OUTLASTS, RUN, TWINS, as_text, package, relu, scratched
+from candidates import (
+    BROKEN,
+    FILES,
+    FOUND,
+    HONEST_RELU,
+    LARGE,
+    OUTLASTS,
+    RIGHT,
+    RUN,
+    TWINS,
+    as_text,
+    package,
+    relu,
+    scratched,
+)
 
 from cpuopt import ops
 from cpuopt.check import check
@@ -24,7 +38,7 @@ from cpuopt.check.judge import CheckResult, Wanted
 from cpuopt.check.memory import BrokenKernelError
 from cpuopt.errors import UserError
 from cpuopt.isolate.process import Worker
-from cpuopt.judge import naive, remote, seccomp
+from cpuopt.judge import naive, remote, rules, seccomp
 from cpuopt.judge import session as module
 from cpuopt.judge.session import REFUSED, Judge, ModelSizes
 
@@ -78,6 +92,12 @@ def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(
     assert re.fullmatch(r"MARGINAL: \d\.\d times as far off as rounding explains", found.reason)
 
 
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_candidate_is_right(name: str, session: Judge) -> None:
+    found = session.check(RIGHT[name], "relu_forward")
+    assert (found.verdict, found.reason) == ("right", "")
+
+
 def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
     assert session.check(as_text("optimized", "softmax"), "softmax_forward").verdict == "right"
 
@@ -129,6 +149,23 @@ def test_no_constant_outlasts_a_call(name: str, session: Judge) -> None:
     found = session.check(OUTLASTS[name], "relu_forward")
     assert (found.verdict, found.cases) == ("compile error", 0)
     assert "holds an array, which outlasts a call" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (scratched("size", top="def size(s):\n    return len(open('x').read())"), "name 'open' is not defined"),
+        (relu("import os"), "a candidate may not import os"),
+        (relu("X = getattr(np, 'load')"), "name 'getattr' is not defined"),
+    ],
+)
+def test_behind_the_rules_pythons_names_are_not_there(
+    text: str, said: str, session: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "read", lambda text: rules.Candidate((("relu_forward", "mine"),)))
+    found = session.check(text, "relu_forward")
+    assert found.verdict in REFUSED
+    assert said in found.reason
 
 
 def test_a_crash_ends_one_candidate_and_no_session(session: Judge) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import time
 
 import pytest
-from candidates import HONEST_RELU, ONLY, RUN, TWINS, as_text, package, refused
+from candidates import HONEST_RELU, ONLY, RIGHT, RUN, TWINS, as_text, package, refused, relu
 
 from cpuopt.errors import UserError
 from cpuopt.judge import rules
@@ -46,8 +48,37 @@ def test_what_was_refused_is_said_with_its_line_and_what_is_allowed() -> None:
 def test_honest_texts_are_allowed() -> None:
     for of, text in TWINS.items():
         assert rules.read(text).kernels == (("relu_forward", "mine"),), of
+    for name, text in RIGHT.items():
+        assert rules.read(text).kernels == (("relu_forward", "mine"),), name
     for op, variant, name in package():
         assert read(as_text(variant, name), op_named(op)).variant == "mine"
+
+
+NESTED = "lambda a: " * 90
+SHAPES = {
+    "nested functions of sizes": relu(f"def f(a):\n    return ({','.join([f'{NESTED}1'] * 200)})"),
+    "locals times functions": relu(
+        "def f(a):\n" + "    b = 1\n" * 4000 + "    c = lambda s: b\n" * 3000 + "    return 1"
+    ),
+    "a long tuple": relu("X = (" + "1," * 90_000 + ")"),
+    "a long comparison": relu(before="x = " + "<".join(["1"] * 90_000)),
+    "many constants": relu("\n".join(f"A{i} = {i}" for i in range(15_000))),
+    "many names in one": relu("=".join(f"A{i}" for i in range(20_000)) + " = 1"),
+    "many functions": relu("\n".join(f"def f{i}(a):\n    return a" for i in range(6000))),
+    "an encoding": "# coding: utf-8\n" + relu(before="x = 1\n" * 9000),
+    "brackets without end": relu(before="x = " + "a[(" * 90),
+    "a large number": relu("X = 0x" + "f" * 200_000),
+    "signs": relu(before="x = " + "-" * 100_000 + "1"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_reading_a_text_of_any_shape_takes_little_time(name: str) -> None:
+    assert len(SHAPES[name]) <= rules.LONGEST
+    start = time.process_time()
+    with contextlib.suppress(rules.RefusedError):
+        rules.read(SHAPES[name])
+    assert time.process_time() - start < 2
 
 
 def test_texts_that_must_run_are_allowed() -> None:
