@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import Any
@@ -20,6 +22,7 @@ from .check.cases import NOT_FINITE, SMALL, arguments, case
 from .check.dual import wide
 from .check.fit import ERRORS
 from .check.gradient import GradientResult, check_gradient
+from .check.whole import IntegerOverflowError, integers
 from .errors import UserError
 from .kernels import registry
 from .kernels.generated.load import backward as generate
@@ -35,8 +38,11 @@ DOMAINS: dict[str, Callable[[Array], Array]] = {
     "numbers between 0 and 1": lambda x: 1 / (1 + np.exp(-x)),
     "numbers above 1": lambda x: np.abs(x) + 1.1,
     "numbers near 100": lambda x: x + 100,
+    "whole numbers": np.rint,
 }
-"""The domains on which a gradient is judged, where its forward is finite: functions of normal numbers."""
+"""The domains on which a gradient is judged, where its forward is finite: functions of normal numbers.
+
+Whole numbers are those at which branches meet, roots have no slope, and divisors are 0."""
 TO_INTEGER = {"int", "round", "np.int32", "np.int64", "np.uint64"}
 TO_INTEGER |= {f"{home}{name}" for home in ("", "math.") for name in ("floor", "ceil", "trunc")}
 """The functions that make an integer of a float."""
@@ -95,6 +101,8 @@ class DifferentiableOp:
     ) -> None:
         from .kernels.compile import jit
 
+        if not hasattr(function, "__code__"):
+            raise UserError(f"@differentiable: {function!r} is no Python function; write a kernel with def")
         name = function.__name__.removesuffix("_forward")
         for taken in (f"{name}_forward", f"{name}_backward"):
             if taken in ops.ALL:
@@ -127,13 +135,14 @@ class DifferentiableOp:
             reference=self._named(self._run, [a.name for a in args]),
             inputs=self._domain if inputs else None, unfit=self._unfit(),
         )  # fmt: skip
+        self.moved = [a.name for a in args if a.kind == "in"]
         self.forward.reference.kernel = self.function  # type: ignore[attr-defined]
         self.forward.reference.run = self._run  # type: ignore[attr-defined]
         self._refuse_arguments()
         self.backward = self._declare_backward(flops)
         kernel = registry.Kernel(self.forward, registry.BASE, self.compiled)
         self.generated: Backward = generate(self.backward, kernel)
-        self.judged = False
+        self.judged, self.fits = False, ""
         before = dict(registry.KERNELS)
         try:
             parallel = "prange" in self.compiled.__code__.co_names
@@ -192,18 +201,20 @@ class DifferentiableOp:
         return copying
 
     def judge(self) -> None:
-        """Compare the generated gradient with the slope of its forward, in float64, if that is finite; once.
+        """Compare the generated gradient with the slope of its forward, and compiled kernels with their text; once.
 
         Raises
         ------
         UserError
-            If they disagree, an output depends on its earlier content, nothing is finite, or numba does not compile
-            the forward or the backward.
+            If they disagree, an output depends on its earlier content, nothing is finite, an integer overflows, or
+            numba does not compile the forward or the backward.
         """
         if not self.judged:
             self._compile()
+            self._refuse_overflow()
             self._refuse_old_values()
             self._results()
+            self._compare()
             self.judged = True
 
     def _compile(self) -> None:
@@ -212,6 +223,26 @@ class DifferentiableOp:
 
         both = (self.forward.name, self.backward.name)
         jit.compile_kernels([registry.KERNELS[name, registry.BASE] for name in both], processes=1)
+
+    def _compare(self) -> None:
+        """Compare the compiled kernels with their text as plain Python, on the first domain that has a gradient.
+
+        Raises
+        ------
+        UserError
+            If one disagrees.
+        """
+        from .check.check import check
+
+        forward, backward = copy(self.forward), copy(self.backward)
+        backward.inverts = forward
+        if not self.given:
+            forward.inputs = lambda drawn: {n: self.domains[self.fits](drawn[n]) for n in drawn if n in self.moved}
+        for op in (forward, backward):
+            kernel = registry.KERNELS[op.name, registry.BASE]
+            result = check(replace(kernel, op=op), case(op, SMALL), threads=(1,))
+            if result.verdict == "FAIL":
+                raise UserError(f"{kernel.name}: compiled, it disagrees with its text in Python: {result.reason}")
 
     @property
     def domains(self) -> dict[str, Callable[[Array], Array]]:
@@ -233,15 +264,16 @@ class DifferentiableOp:
         UserError
             If they disagree, or if there are none.
         """
-        found, raised = [], ""
-        for domain in self.domains.values():
+        found, raised = list[GradientResult](), ""
+        for name, domain in self.domains.items():
             try:
                 with np.errstate(all="ignore"):
                     results = check_gradient(self.backward, domain=domain)
             except ERRORS as e:  # outside the kernel's domain
                 raised = f"; it raises {type(e).__name__}: {e}"
                 continue
-            if any(r.errors[0] != r.errors[0] for r in results):  # NaN: no slope to compare with
+            results = [r for r in results if r.errors[0] == r.errors[0]]  # NaN: no slope to compare with
+            if not results:
                 continue
             worst = max(results, key=lambda r: r.error)
             if worst.verdict == "FAIL":
@@ -249,6 +281,7 @@ class DifferentiableOp:
                     f"{self.name}: its generated gradient disagrees with the slope of its forward: {worst}; "
                     f"that is a fault of the generator: report it with the kernel and {self.name}.generated.text"
                 )
+            self.fits = self.fits if found else name
             found += results
         if not found:
             self.read.refuse_parameter(
@@ -257,11 +290,27 @@ class DifferentiableOp:
             )
         return found
 
+    def _refuse_overflow(self) -> None:
+        """Refuse a forward with an integer that int64 does not hold, whatever its inputs are."""
+        op, error = copy(self.forward), None
+        op.reference = dict  # which finds no inputs unfit
+        for domain in self.domains.values():
+            given = arguments(op, case(op, SMALL), np.random.default_rng(0))
+            try:
+                with np.errstate(all="ignore"):
+                    self._run(given | {n: domain(given[n].astype(float)) for n in self.moved}, watch=True)
+                return
+            except ERRORS as e:
+                error = error or (e if isinstance(e, IntegerOverflowError) else None)
+        if error:
+            (*_, line) = (f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == self.read.file)
+            self.read.refuse(line or 0, str(error), "compute it in np.uint64 if it is to wrap around")
+
     def _refuse_old_values(self) -> None:
         """Refuse a forward with an output that depends on its earlier content: in a model, that is garbage."""
         for domain in self.domains.values():
             given = arguments(self.forward, case(self.forward, SMALL), np.random.default_rng(0))
-            given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.kind == "in"}
+            given |= {n: domain(given[n].astype(float)) for n in self.moved}
             try:
                 with np.errstate(all="ignore"):
                     ends = [self._run(given, start) for start in (0.0, 1.0, np.nan)]
@@ -384,14 +433,17 @@ class DifferentiableOp:
             return dict.fromkeys(NOT_FINITE, "its integer is not defined")
         return {}
 
-    def _run(self, given: Mapping[str, Any], start: float = 0.0, dtype: Any = np.float64) -> dict[str, Array]:
+    def _run(
+        self, given: Mapping[str, Any], start: float = 0.0, dtype: Any = np.float64, watch: bool = False
+    ) -> dict[str, Array]:
         """Call the kernel itself as plain Python in one type, with outputs that start from a number."""
         shapes = {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
         sizes = self.forward.bind(shapes)
         made = {
             a.name: np.full([d(sizes) for d in a.shape], start, dtype) for a in self.forward.args if a.kind == "out"
         }
-        wide(self.function, dtype)(*(made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args))
+        args = [made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args]
+        wide(self.function, dtype, watch)(*args)
         return made
 
     def _run_backward(self, given: Mapping[str, Any], dtype: Any = np.float64) -> dict[str, Array]:
@@ -413,4 +465,4 @@ class DifferentiableOp:
 
 def _present(arg: Arg, value: Any) -> Any:
     """Return an array, of length zero if it is absent."""
-    return np.zeros((0,) * len(arg.shape)) if value is None and arg.kind != "scalar" else value
+    return np.zeros((0,) * len(arg.shape)) if value is None and arg.kind != "scalar" else integers(value)

@@ -7,55 +7,14 @@ active if it is both. Only active values have adjoints.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 
-from .kernel import Assign, For, LogSumExp, PlainKernel, Stmt, Task, flat
-from .rules import CASTS, INTEGER, negative, power, rule, times
-from .trees import Names, elements, function_name, index, kept, names, quote, text
+from .finite import Finite
+from .flows import RESULT, SEED, flows, reached
+from .kernel import Assign, For, LogSumExp, Stmt, Task, flat
+from .rules import CASTS, negative, power, rule, times
+from .trees import Names, elements, function_name, index, names, quote, text
 
 Leaf = tuple[ast.expr, ast.expr]
-SEED = ast.Name("<the adjoint of the target>")
-RESULT = ast.Name("<the target after the assignment>")
-
-
-@kept
-def flows(e: ast.AST) -> Names:
-    """The names that a derivative of an expression may run through: not those of indices, tests and comparisons."""
-    match e:
-        case ast.Name(id=name):
-            return {name}
-        case ast.Subscript(value=ast.Name(id=name)):
-            return {name}
-        case ast.Compare() | ast.BoolOp() | ast.Attribute() | ast.Subscript():
-            return set()
-        case ast.BinOp(op=ast.FloorDiv()):
-            return set()
-        case ast.Call() if function_name(e) in INTEGER:
-            return set()
-        case ast.IfExp(body=x, orelse=y):
-            return flows(x) | flows(y)
-        case ast.Call(args=args):
-            return set().union(*map(flows, args))
-    return set().union(*map(flows, ast.iter_child_nodes(e)), set())
-
-
-def sources(kernel: PlainKernel, s: Assign) -> Names:
-    """The expressions to whose adjoints that of a statement may add."""
-    e = s.term if isinstance(s, LogSumExp) else s.value
-    return {kernel.root(n) for n in flows(e)}
-
-
-def reached(kernel: PlainKernel, start: Iterable[str], forward: bool) -> Names:
-    """Return the names that depend on some names, or on which they depend, to a fixpoint."""
-    found, size = set(start), -1
-    while size != len(found):
-        size = len(found)
-        for s in flat(kernel.body):
-            if isinstance(s, Assign):
-                ends = sources(kernel, s), {kernel.written(s)}
-                if ends[not forward] & found:
-                    found |= ends[forward]
-    return found
 
 
 class Activity:
@@ -70,7 +29,7 @@ class Activity:
     """
 
     def __init__(self, task: Task) -> None:
-        self.kernel = task.kernel
+        self.kernel, self.finite = task.kernel, Finite(task.kernel)
         self.active = reached(self.kernel, task.wrt, forward=True) & reached(self.kernel, task.outs, forward=False)
         self.derivatives: dict[Stmt, list[Leaf]] = {}
         self.needs: dict[Stmt, Names] = {}
@@ -110,10 +69,11 @@ class Activity:
         if not self.is_active(e):
             return []
         if one := rule(self.kernel, e, self.is_active):
-            _, args, derivatives = one
+            name, args, derivatives = one
             parts = {"x": args[0], "z": args[-1], "y": RESULT}
-            found = [self.leaves(s, x, times(seed, quote(d, **parts))) if self.is_active(x) else []
-                     for x, d in zip(args, derivatives, strict=True)]  # fmt: skip
+            slopes = [self.finite.slope(s, quote(d, **parts), self.finite.singular(name, args[0])) for d in derivatives]
+            found = [self.leaves(s, x, times(seed, d)) if self.is_active(x) else []
+                     for x, d in zip(args, slopes, strict=True)]  # fmt: skip
             return [leaf for leaves in found for leaf in leaves]
         match e:
             case ast.Name() | ast.Subscript():
@@ -127,17 +87,20 @@ class Activity:
             case ast.BinOp(left=x, op=ast.Sub(), right=y):
                 return self.leaves(s, x, seed) + self.leaves(s, y, negative(seed))
             case ast.BinOp(left=x, op=ast.Mult(), right=y):
-                return self.leaves(s, x, times(seed, y)) + self.leaves(s, y, times(seed, x))
+                a, b = self.finite.slope(s, x), self.finite.slope(s, y)
+                return self.leaves(s, x, times(seed, b)) + self.leaves(s, y, times(seed, a))
             case ast.BinOp(left=x, op=ast.Div(), right=y):
-                over = ast.BinOp(seed, ast.Div(), y)
-                down = negative(ast.BinOp(times(over, x), ast.Div(), y))
+                by = self.finite.divisor(y)
+                over = ast.BinOp(seed, ast.Div(), by)
+                down = negative(ast.BinOp(times(over, self.finite.slope(s, x)), ast.Div(), by))
                 return self.leaves(s, x, over) + self.leaves(s, y, down)
             case ast.BinOp(left=x, op=ast.Mod(), right=y):
-                down = negative(times(seed, quote("x // y", x=x, y=y)))
-                return self.leaves(s, x, seed) + self.leaves(s, y, down)
+                whole = self.finite.slope(s, quote("x // y", x=x, y=y), self.finite.may_be_zero(y))
+                return self.leaves(s, x, seed) + self.leaves(s, y, negative(times(seed, whole)))
             case ast.BinOp(left=x, op=ast.Pow(), right=n):
                 self.needs[s] |= names(x)  # for the exponents 0 and 1 too
-                return self.leaves(s, x, times(seed, power(x, n)))
+                steep = self.finite.may_overflow(e)
+                return self.leaves(s, x, times(seed, self.finite.slope(s, power(x, n), steep)))
             case ast.Call(args=[x]) if function_name(e) in CASTS:
                 return self.leaves(s, x, seed)
         self.kernel.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from .activity import flows, reached
+from .flows import flows, reached
 from .kernel import Assign, For, If, LogSumExp, PlainKernel, Stmt, assigned, blocks, every_element, flat
 from .rules import CHOICES, rule
 from .trees import Names, base, function_name, names, swap, text

@@ -13,8 +13,9 @@ import ast
 from collections.abc import Iterable
 from itertools import pairwise
 
-from .activity import Activity, sources
+from .activity import Activity
 from .facts import Facts
+from .flows import sources
 from .kernel import Accum, Assign, For, If, Reshape, Stmt, Task, WrittenTwiceError, assigned, flat
 from .trees import Names, base, names, text
 

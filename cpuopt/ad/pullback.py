@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from .activity import RESULT, SEED, Leaf
+from .activity import Leaf
+from .flows import RESULT, SEED
 from .kernel import Accum, Assign, For, If, Interface, LogSumExp, Stmt, flat
 from .naming import Naming
 from .plan import BackwardPlan
@@ -46,7 +47,8 @@ class Pullback:
         mine = any(text(e) == text(s.target) for e, _ in found)
         others = any(self.kernel.root(base(e)) == root and text(e) != text(s.target) for e, _ in found)
         first = others or (mine and type(s) is Accum)  # read it whole before a line below adds to it
-        if first or (isinstance(s.target, ast.Subscript) and len(found) > 1 and not mine):
+        often = len(found) > 1 or any(isinstance(n, ast.IfExp) for _, d in found for n in ast.walk(d))
+        if first or (isinstance(s.target, ast.Subscript) and often and not mine):
             seed = ast.Name(self.naming.fresh("seed"))
             made.append(Assign(s.line, seed, own))  # read once: for the compiler, a line below might write to it
             found = self.leaves(s, seed)
@@ -80,15 +82,16 @@ class Pullback:
                 for e in (x for d in ds for x in _products(d)):
                     found.setdefault(text(e), e)
                     count[text(e)] = count.get(text(e), 0) + 1
-            again = [t for t in found if count[t] > 1]
-            if len(leaves) < 2 or not again:
+            guards = {t for t, e in found.items() if isinstance(e, ast.IfExp)}
+            again = [t for t in found if count[t] > 1 and (len(leaves) > 1 or t in guards)]
+            if not again:
                 return made, leaves
             largest = max(again, key=len)
             name = ast.Name(self.naming.fresh("shared"))
             made.append(Assign(s.line, name, found[largest]))
 
             def put(e: ast.expr, name: ast.expr = name, largest: str = largest) -> ast.expr | None:
-                return name if isinstance(e, ast.BinOp | ast.Call) and text(e) == largest else None
+                return name if isinstance(e, ast.BinOp | ast.Call | ast.IfExp) and text(e) == largest else None
 
             leaves = {t: (e, [swap(d, put) for d in ds]) for t, (e, ds) in leaves.items()}
 
@@ -140,7 +143,9 @@ class Pullback:
 
 
 def _products(e: ast.expr) -> list[ast.expr]:
-    """The products, quotients and functions in an expression, without those in indices."""
+    """The products, quotients, functions and guards in an expression, without those in indices and in guards."""
+    if isinstance(e, ast.IfExp):
+        return [e]
     if not isinstance(e, ast.BinOp | ast.UnaryOp | ast.Call):
         return []
     product = isinstance(e, ast.BinOp) and isinstance(e.op, ast.Mult | ast.Div)

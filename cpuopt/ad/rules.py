@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .kernel import PlainKernel
 from .trees import function_name, quote, text
@@ -48,6 +49,13 @@ BINARY = {
     "**": ("z * x ** (z - ONE)", "y * np.log(x) if x > ZERO else ZERO"),
 }
 """The derivatives of functions of x and z, in these and in the result y; ``**`` is a power with an active exponent."""
+
+SINGULAR = {"log", "log1p", "log2", "log10", "sqrt", "rsqrt", "atan2", "arctan2", "power"}
+SINGULAR |= {"asin", "arcsin", "acos", "arccos", "acosh", "arccosh", "atanh", "arctanh"}
+"""The functions whose slope is infinite, or not a number, where a branch may leave the result out."""
+
+GROWING = {"exp", "exp2", "expm1", "sinh", "cosh"}
+"""The functions that overflow: their slope is infinite with them."""
 
 ALIASES = {
     "pow": "x ** y",
@@ -121,6 +129,16 @@ def times(a: ast.expr, b: ast.expr) -> ast.expr:
     if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Div) and text(b.left) == "ONE":
         return ast.BinOp(a, ast.Div(), b.right)
     return ast.BinOp(a, ast.Mult(), b)
+
+
+def spared(e: ast.expr, seed: ast.expr) -> Any:
+    """Return a slope that need not be finite if the adjoint that it multiplies is 0: the product is then 0 too."""
+    if inner := negated(e):
+        return negative(spared(inner, seed))
+    match e:
+        case ast.BinOp(left=ast.Name(id="ONE") as one, op=ast.Div(), right=x):  # times(seed, e) divides by x
+            return ast.BinOp(one, ast.Div(), quote("x if seed != ZERO else ONE", x=x, seed=seed))
+    return quote("e if seed != ZERO else ZERO", e=e, seed=seed)
 
 
 def power(x: ast.expr, n: ast.expr) -> ast.expr:

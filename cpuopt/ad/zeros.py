@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from .activity import sources
+from .flows import sources
 from .kernel import Assign, For, If, Interface, LogSumExp, Stmt, assigned, flat
 from .naming import Naming, along, every, nest
 from .plan import BackwardPlan

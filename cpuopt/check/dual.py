@@ -6,6 +6,7 @@ at a kink, as where both arguments of max are equal, it takes the branch that th
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..ad.lower.scope import PYTHON, outside
+from .whole import Whole, integers, watched
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
@@ -53,18 +55,11 @@ SLOPES["absolute"] = SLOPES["abs"]
 
 
 class Dual:
-    """A number, its slope along a direction, and the size of the slope's terms, by which its rounding is measured.
-
-    Attributes
-    ----------
-    finite : whether every number since `slope` began had a slope: none was NaN, and none became infinite. A formula may
-        start from an infinite number, as a running maximum does.
-    """
+    """A number, its slope along a direction, and the size of the slope's terms, by which its rounding is measured."""
 
     __slots__ = ("size", "slope", "value")
     __array_ufunc__ = None  # NumPy's scalars leave arithmetic to it
     __hash__ = None  # type: ignore[assignment]
-    finite = True
 
     def __init__(self, value: Any, slope: float = 0.0, size: float = 0.0) -> None:
         self.value, self.slope, self.size = np.float64(value), slope, size
@@ -122,14 +117,9 @@ class Dual:
 
 
 def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
-    """Make a value with its slope from its operands, each with the derivative."""
-    parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual)]
-    made = Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
-    if not (math.isfinite(made.value) and math.isfinite(made.size)):
-        given = [plain(x) for _, x in terms]
-        if math.isnan(made.value) or not math.isfinite(made.size) or all(map(math.isfinite, given)):
-            Dual.finite = False
-    return made
+    """Make a value with its slope from its operands, each with the derivative; 0 times an infinite slope is 0."""
+    parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual) and d != 0]
+    return Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
 
 
 def _without_slope(name: str) -> None:
@@ -145,8 +135,8 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne", "floordiv"):
 
 
 def plain(x: Any) -> Any:
-    """Return a number without its slope."""
-    return x.value if isinstance(x, Dual) else x
+    """Return a number without its slope, and an integer that nobody watches."""
+    return x.value if isinstance(x, Dual) else int(x) if isinstance(x, Whole) else x
 
 
 def _smooth(name: str) -> Function:
@@ -154,9 +144,9 @@ def _smooth(name: str) -> Function:
 
     def function(x: Any) -> Any:
         if not isinstance(x, Dual):
-            return value(x)
+            return value(plain(x))
         made = _chain(value(x.value), (slope(x.value), x))
-        if name == "tanh":  # 1 - y², from its terms
+        if name == "tanh" and made.size:  # 1 - y², from its terms
             made.size = (1 + made.value**2) * x.size
         return made
 
@@ -180,6 +170,7 @@ def _atan2(x: Any, z: Any) -> Any:
 def _flat(name: str) -> Function:
     """A function without a slope; the result is an integer where Python's is one."""
     own: dict[str, Function] = {"int": int, "bool": bool, "round": round, "sign": np.sign, "rint": np.rint}
+    own["trunc"] = lambda x: math.trunc(float(x))  # which float32 does not define
     of = own.get(name) or getattr(math, name)
     return lambda x: of(plain(x))
 
@@ -206,10 +197,11 @@ def _array(name: str) -> Function:
     return function
 
 
+@functools.cache
 def _stands(dtype: Any) -> dict[int, Function]:
     """Make the replacements of the functions that a kernel may call, by the identity of each."""
     stand: dict[str, Function] = {name: _smooth(name) for name in SLOPES}
-    stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else dtype(x))
+    stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else dtype(plain(x)))
     stand |= dict.fromkeys(("max", "maximum", "fmax"), max) | dict.fromkeys(("min", "minimum", "fmin"), min)
     stand |= {name: _flat(name) for name in ("int", "bool", "floor", "ceil", "trunc", "round", "rint", "sign")}
     stand |= dict.fromkeys(("int32", "int64"), stand["int"])
@@ -228,19 +220,32 @@ ARRAYS = ("zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_li
 """The functions of NumPy that make an array."""
 
 
-def wide(function: Function, dtype: Any = np.float64) -> Function:
+def wide(function: Function, dtype: Any = np.float64, watch: bool = False) -> Function:
     """Return a kernel as plain Python that computes in one type throughout, in float64 also on `Dual` numbers.
 
     A cast to float32, or a float32 number from around it, would round what is compared. Its own numbers have that type
     too: Python's raise an error if they overflow or divide by 0.
+
+    Parameters
+    ----------
+    watch : whether integers beyond int64 raise `IntegerOverflowError`.
     """
-    return _widened(function, _stands(dtype), {}, dtype)
+    stand = _stands(dtype)
+    if watch:
+        stand = {key: lambda *x, work=work: watched(work(*x)) for key, work in stand.items()}
+        for ranges in (range, getattr(sys.modules.get("numba"), "prange", range)):
+            stand[id(ranges)] = lambda *ends: list(map(Whole, range(*ends)))
+    return _widened(function, stand, {}, dtype, watch)
 
 
-def _widened(function: Function, stand: dict[int, Function], done: dict[int, Function], dtype: Any) -> Function:
+def _widened(
+    function: Function, stand: dict[int, Function], done: dict[int, Function], dtype: Any, watch: bool
+) -> Function:
     """Return one function as plain Python, and those that it calls; a function may call itself."""
 
     def widen(value: Any) -> Any:
+        if watch and type(value) is int and abs(value) < 2**63:
+            return Whole(value)
         if isinstance(value, float | np.floating):
             return dtype(value)
         if isinstance(value, tuple):
@@ -249,7 +254,7 @@ def _widened(function: Function, stand: dict[int, Function], done: dict[int, Fun
             return value.astype(dtype) if value.dtype.kind == "f" else value
         inner = getattr(value, "py_func", value)
         if isinstance(inner, FunctionType) and (inner.__module__ or "").split(".")[0] not in ("numpy", "numba"):
-            return done.get(id(inner)) or _widened(inner, stand, done, dtype)
+            return done.get(id(inner)) or _widened(inner, stand, done, dtype, watch)
         if isinstance(value, ModuleType):
             return SimpleNamespace(**{n: stand.get(id(v), v) for n, v in vars(value).items()})
         return stand.get(id(value), value)
@@ -269,7 +274,8 @@ def slope(
 ) -> tuple[float, float]:
     """Return the slope of the sum of a kernel's outputs, each times its adjoint, and the size of the slope's terms.
 
-    Both are NaN if a number on the way is not finite.
+    Both are NaN if an output has no finite value or slope. A number that no output is made of, or that a branch leaves
+    out, need not have one.
 
     Parameters
     ----------
@@ -277,16 +283,17 @@ def slope(
     along : the direction in which inputs change.
     adjoints : of the outputs, by their names.
     """
-    made = {n: np.array(x, object) if getattr(x, "dtype", None) == np.float64 else x for n, x in given.items()}
+    floats = {n for n, x in given.items() if getattr(x, "dtype", None) == np.float64}
+    made = {n: np.array(x, object) if n in floats else integers(x) for n, x in given.items()}
     for name, direction in along.items():
         made[name] = np.empty(direction.shape, object)
         for i in np.ndindex(direction.shape):
             made[name][i] = Dual(given[name][i], float(direction[i]), abs(float(direction[i])))
-    Dual.finite = True
     with np.errstate(all="ignore"):
         wide(function)(*made.values())
         ends = _chain(0.0)
         for name, adjoint in adjoints.items():
             for y, d in zip(made[name].flat, adjoint.flat, strict=True):
                 ends = ends + y * d
-    return (float(ends.slope), float(ends.size)) if Dual.finite else (math.nan, math.nan)
+    known = all(map(math.isfinite, (ends.value, ends.slope, ends.size)))
+    return (float(ends.slope), float(ends.size)) if known else (math.nan, math.nan)

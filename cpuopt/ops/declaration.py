@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -180,9 +181,20 @@ class Arg:
         return self.types[0]
 
 
+def _sizes(name: str, sizes: Sequence[Dim | int]) -> tuple[Dim, ...]:
+    """Return sizes as polynomials; refuse what is none."""
+    for size in sizes:
+        if not (isinstance(size, Dim) or (isinstance(size, Integral) and size > 0 and size is not True)):
+            raise UserError(
+                f"'{name}' has the size {size!r}; expected a whole number above 0, or a symbol such as N, from "
+                "cpuopt.ops.declaration or made by symbols"
+            )
+    return tuple(s if isinstance(s, Dim) else as_dim(int(s)) for s in sizes)
+
+
 def out(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
     """Declare an array that the op overwrites."""
-    return Arg(name, "out", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
+    return Arg(name, "out", _sizes(name, shape), optional, as_dim(reduces), types=types)
 
 
 def acc(
@@ -194,12 +206,12 @@ def acc(
     needed: bool = True,
 ) -> Arg:
     """Declare a gradient: added to where its ``_add`` flag is set, else overwritten."""
-    return Arg(name, "acc", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types, needed=needed)
+    return Arg(name, "acc", _sizes(name, shape), optional, as_dim(reduces), types=types, needed=needed)
 
 
 def state(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
     """Declare an array that the op updates in place."""
-    return Arg(name, "state", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
+    return Arg(name, "state", _sizes(name, shape), optional, as_dim(reduces), types=types)
 
 
 def inp(
@@ -212,22 +224,22 @@ def inp(
     fan_in: Dim | None = None,
 ) -> Arg:
     """Declare an array that the op reads."""
-    dims = tuple(map(as_dim, shape))
+    dims = _sizes(name, shape)
     return Arg(name, "in", dims, optional, types=types, operand=operand, start=start, fan_in=fan_in)
 
 
 def index(
     name: str,
     *shape: Dim | int,
-    below: Dim,
+    below: Dim | int,
     ignored: str = "",
     optional: bool = False,
     rising: bool = False,
     shown: bool = True,
 ) -> Arg:
     """Declare an int32 array of indices below `below`, or equal to the scalar argument `ignored`."""
-    dims, types = tuple(map(as_dim, shape)), ("int32",)
-    return Arg(name, "index", dims, optional, below=below, ignored=ignored, rising=rising, types=types, shown=shown)
+    dims, (end,), types = _sizes(name, shape), _sizes(name, (below,)), ("int32",)
+    return Arg(name, "index", dims, optional, below=end, ignored=ignored, rising=rising, types=types, shown=shown)
 
 
 def scalar(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 
-from ..kernel import Local
+from ..kernel import Local, UnsupportedError
 from ..naming import reserved
 from .text import elements_stored, stores
 
@@ -40,7 +40,14 @@ def source_of(function: Any) -> tuple[FunctionType, dict[int, str], ast.Function
     """Return a function without its compiler, its lines by number, and its tree; None if it is none."""
     plain = inspect.unwrap(getattr(function, "py_func", function))
     plain = getattr(plain, "written_as", plain)
-    lines, first = inspect.getsourcelines(plain)
+    try:
+        lines, first = inspect.getsourcelines(plain)
+    except (OSError, TypeError):
+        name = getattr(plain, "__name__", repr(plain))
+        raise UnsupportedError(
+            f"{name} has no source to read: it is no Python function, or was made by exec or at a prompt; "
+            "write it to a file with def, and import it"
+        ) from None
     first = max(first, 1)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     ast.increment_lineno(tree, first - 1)

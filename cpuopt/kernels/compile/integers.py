@@ -1,8 +1,8 @@
 """The variable of a `prange` as a signed integer, as in Python: numba's is unsigned, so that ``-i`` is 2**64 - i.
 
 A pass in numba's pipeline, before types are inferred, puts ``i = np.int64(index)`` at the top of each parallel loop. A
-bare index, as in ``x[i]``, stays unsigned, since a signed one would be tested for negative values and the loop would not
-be vectorized. The package's own kernels do without: none negates an index, and their machine code must not change.
+bare index, as in ``x[i]``, stays unsigned: a signed one is tested for negative values, and the loop is not vectorized.
+The package's own kernels do without the pass, so that their machine code stays as it is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba.core import ir
-from numba.core.compiler import CompilerBase, DefaultPassBuilder
-from numba.core.compiler_machinery import FunctionPass, register_pass
-from numba.core.ir_utils import build_definitions, get_definition, guard, mk_unique_var
-from numba.core.untyped_passes import ReconstructSSA
+
+from .numba_internals import (
+    CompilerBase,
+    DefaultPassBuilder,
+    FunctionPass,
+    ReconstructSSA,
+    build_definitions,
+    get_definition,
+    guard,
+    ir,
+    mk_unique_var,
+    register_pass,
+)
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)

@@ -17,7 +17,17 @@ import pkgutil
 from collections.abc import Mapping
 
 import numba
+from numba.core import ir as ir
+from numba.core.compiler import CompilerBase as CompilerBase
+from numba.core.compiler import DefaultPassBuilder as DefaultPassBuilder
+from numba.core.compiler_machinery import FunctionPass as FunctionPass
+from numba.core.compiler_machinery import register_pass as register_pass
+from numba.core.ir_utils import build_definitions as build_definitions
+from numba.core.ir_utils import get_definition as get_definition
+from numba.core.ir_utils import guard as guard
+from numba.core.ir_utils import mk_unique_var as mk_unique_var
 from numba.core.registry import cpu_target as cpu_target
+from numba.core.untyped_passes import ReconstructSSA as ReconstructSSA
 from numba.np.arrayobj import populate_array as populate_array
 from numba.np.numpy_support import FROM_DTYPE as FROM_DTYPE
 from numba.np.ufunc import parallel as parallel
