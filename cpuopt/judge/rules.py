@@ -111,7 +111,7 @@ CONSTANTS = (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Una
 
 def importing(name: str, *more: Any) -> Any:
     """Import as ``__import__`` does, from the modules that a candidate may name; NumPy also imports its own parts."""
-    if name not in MODULES and name.partition(".")[0] != "numpy":
+    if name not in {*MODULES, __name__} and name.partition(".")[0] != "numpy":
         raise ImportError(f"a candidate may not import {name}")
     return builtins.__import__(name, *more)
 
@@ -149,7 +149,10 @@ def read(text: str, without: Collection[str] = ()) -> Candidate:
     RefusedError
         For the first breach of a rule.
     """
-    return _Text(text, frozenset(without)).candidate()
+    try:
+        return _Text(text, frozenset(without)).candidate()
+    except RecursionError:
+        raise RefusedError("text", 1, "its syntax has too many levels") from None
 
 
 @dataclass

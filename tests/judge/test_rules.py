@@ -68,6 +68,7 @@ SHAPES = {
     "an encoding": "# coding: utf-8\n" + relu(before="x = 1\n" * 9000),
     "brackets without end": relu(before="x = " + "a[(" * 90),
     "a large number": relu("X = 0x" + "f" * 200_000),
+    "dictionaries in dictionaries": "X = " + "{1: " * 190 + "1" + "}" * 190,
     "signs": relu(before="x = " + "-" * 100_000 + "1"),
 }
 
