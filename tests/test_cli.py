@@ -227,10 +227,49 @@ def test_a_verb_that_runs_no_kernel_needs_no_numba():
     assert not imported & {"numba", "llvmlite"}
 
 
-def test_version(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"cpuopt {__version__}\n"
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_version(flag, capsys):
+    with pytest.raises(SystemExit) as e:
+        cli.main([flag])
+    assert (e.value.code, capsys.readouterr().out) == (0, f"cpuopt {__version__}\n")
+
+
+COMPLETIONS = {
+    "ju": ["judge"],
+    "judge --op gelu_b": ["gelu_backward"],
+    "judge --adop": ["--adopt"],
+    "train --model gpt2-t": ["gpt2-tiny"],
+    "train --kernels a-k": ["a-kernel.py"],
+    "runs list --runs a-": ["a-folder"],
+    "data tok": ["tokenize"],
+    "completion z": ["zsh"],
+}
+"""Words after the name of the command, and what bash makes of the last one."""
+
+
+@pytest.mark.parametrize("line", COMPLETIONS)
+def test_the_shell_completes_the_last_word(line, capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    Path("script").write_text(capsys.readouterr().out)
+    Path("a-kernel.py").touch()
+    Path("a-folder").mkdir()
+    words = ["cpuopt", *line.split()]
+    state = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}"
+    made = subprocess.run(
+        ["bash", "-c", f"source ./script; {state}; _shtab_cpuopt 2>/dev/null; printf '%s\\n' ${{COMPREPLY[@]}}"],
+        capture_output=True,
+        text=True,
+    )
+    assert made.stdout.split() == COMPLETIONS[line]
+
+
+def test_completion_imports_no_numba_and_says_what_it_needs(monkeypatch, capsys):
+    assert not imports("completion", "zsh")[1] & {"numba", "llvmlite"}
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "zsh"]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "cpuopt: completion: its library is not installed; pip install 'cpuopt[completion]'"
+    )
 
 
 # train

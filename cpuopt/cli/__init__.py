@@ -36,6 +36,7 @@ GROUPS = {
     ),
     "read what is generated": ("program", "ad"),
     "train a model": ("train", "data", "generate", "eval", "convert", "verify", "warmup"),
+    "set up a shell": ("completion",),
 }
 VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 """The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``. Its docstring
@@ -100,12 +101,12 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
     """Make the parser, and those of the verbs."""
     parser = _Parser(
         prog="cpuopt",
-        usage="cpuopt [-h] [--version] VERB ...",
+        usage="cpuopt [-h] [-V] VERB ...",
         description=DESCRIPTION,
         epilog="'cpuopt VERB -h' has the flags of a verb and examples.",
     )
     parser.add_argument(
-        "--version", action="version", version=f"cpuopt {__version__}", help="Show the version and exit."
+        "-V", "--version", action="version", version=f"cpuopt {__version__}", help="Show the version and exit."
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help=argparse.SUPPRESS, prog="cpuopt")
     for title, names in GROUPS.items():
@@ -117,10 +118,11 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
             about, _, examples = more.strip("\n").partition("Examples::\n\n")
             p = verbs.add_parser(
                 name,
+                help=help_,
                 description=f"{help_[:1].upper()}{help_[1:]}.\n\n{about}",
                 epilog=f"examples:\n\n{examples.rstrip()}" if examples else None,
             )
-            group._group_actions.append(argparse.Action([], name, metavar=name, help=help_))  # shown, not parsed
+            group._group_actions.append(verbs._choices_actions[-1])  # shown, not parsed
             verb.flags(p)
             p.set_defaults(run_verb=verb.run)
     return parser, verbs.choices
