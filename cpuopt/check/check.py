@@ -39,6 +39,7 @@ from .cases import (
     quick_cases,
     scalars,
 )
+from .fit import usual
 from .judge import (
     CheckResult,
     Wanted,
@@ -207,7 +208,7 @@ class Trial:
         """Fill gradients that are added to with numbers as large as the terms."""
         starts = {}
         for name in (n for n, on in self.adds.items() if on and n in wanted.values):
-            finite = wanted.values[name][np.isfinite(wanted.values[name])]
+            finite = wanted.values[name][usual(wanted.values[name])]
             size = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
             x = (size or 1.0) * self.rng.standard_normal(given[name].shape)
             if wanted.case.kind == "zeros":  # as in a first micro-batch

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..ops.storage import is_float
 
 Array = np.ndarray[Any, Any]
 SCALES = [2.0**k for k in (0, *range(-1, -25, -1), *range(1, 25))]
@@ -20,7 +21,8 @@ SCALES = [2.0**k for k in (0, *range(-1, -25, -1), *range(1, 25))]
 MOST_COMPARED = 1 << 16
 """Elements up to which a formula that overflows on the way is computed in float64 too."""
 LARGEST = 2.0**60
-"""The largest result, whose square a sum in float32 still holds."""
+"""The largest result, whose square a sum in float32 still holds. A larger one may only be a number that the formula
+itself has, as of a maximum over nothing: a sentinel, which no scale of the inputs changes."""
 CLOSE = 0.1
 """How near float32 and float64 must be where float32 was not finite on the way, as in 1 / (1 + exp(100)), which is 0.
 Rounding is far below, and the result of a number that is lost far above."""
@@ -100,9 +102,17 @@ def beyond(run: Callable[[Any, type], Mapping[str, Array]], given: Mapping[str, 
             lost = over and not all(np.isfinite(x).all() for x in wide.values())  # in float64 too
             if lost or not all(_close(narrow[n], x) for n, x in wide.items()):
                 return "its formula leaves float32's range"
-        if any((np.abs(x) > LARGEST).any() for x in map(_finite, narrow.values())):
-            return "its results leave float32's range"
+        large_ones = {n: np.isfinite(x) & (np.abs(x) > LARGEST) for n, x in narrow.items()}
+        if any(where.any() for where in large_ones.values()):
+            half = run({n: x / 2 if is_float(x) else x for n, x in given.items()}, np.float32)
+            if any((where & (half[n] != narrow[n])).any() for n, where in large_ones.items()):
+                return "its results leave float32's range"
     return ""
+
+
+def usual(x: Array) -> Array:
+    """Return where numbers are finite and no sentinels: those from which the size of a row follows."""
+    return np.asarray(np.abs(x) <= LARGEST)
 
 
 def _finite(x: Array) -> Array:
@@ -127,6 +137,6 @@ def rounding_of(
     found = {}
     with np.errstate(all="ignore"):
         for name, x in run(given, np.float32).items():
-            apart = _finite(x - want[name]) / np.finfo(np.float32).eps
+            apart = np.where(usual(x) & usual(want[name]), x - want[name], 0) / np.finfo(np.float32).eps
             found[name] = np.sqrt(np.mean(np.square(apart), axis=-1, keepdims=True))
     return found

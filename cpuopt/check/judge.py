@@ -45,7 +45,7 @@ from ..ops.rounding import nearest
 from ..ops.storage import Storage, storage
 from ..ops.update import drawn_bits
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
-from .fit import Drawn, rounding_of
+from .fit import Drawn, rounding_of, usual
 from .memory import FILL, BrokenKernelError, bits, origin, rooms
 
 K = 8.0
@@ -232,10 +232,8 @@ def least(stored: Storage) -> float:
 
 
 def row_size(x: Array) -> Array:
-    """Return the root mean square of the finite elements of each row."""
-    return np.asarray(
-        np.sqrt(np.mean(np.square(x, where=np.isfinite(x), out=np.zeros_like(x)), axis=-1, keepdims=True))
-    )
+    """Return the root mean square of the usual elements of each row."""
+    return np.asarray(np.sqrt(np.mean(np.square(x, where=usual(x), out=np.zeros_like(x)), axis=-1, keepdims=True)))
 
 
 @dataclass

@@ -24,7 +24,7 @@ from ..ops.declaration import Op
 from ..ops.storage import storage
 from ..ops.update import drawn_bits
 from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of
-from .fit import rounding_of
+from .fit import rounding_of, usual
 from .judge import (
     STEP,
     CheckResult,
@@ -192,7 +192,8 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
     for name, x in found.items():
         values[name] = x = x + given[name] if adds.get(name) else x
         rows = x.reshape(-1, x.shape[-1])
-        squares = np.vecdot(rows, rows)
+        sizes = rows if usual(rows).all() else np.where(usual(rows), rows, 0)
+        squares = np.vecdot(sizes, sizes)
         lowest = float(np.finfo(storage(given[name]).computes).eps) * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
         if nudges:

@@ -16,7 +16,8 @@ import numpy as np
 from .. import ops
 from ..building import Bound
 from ..check.cases import Case
-from ..check.gate import declared, key_of, ours, recall, refuse, remember
+from ..check.gate import declared, key_of, recall, refuse, remember
+from ..check.judge import ours
 from ..check.sized import MOST, Sized, check_sized
 from ..errors import UserError, blamed
 from ..kernels.compile import cache

@@ -9,6 +9,7 @@ from numba import prange
 from cpuopt import differentiable, kernel
 from cpuopt.check.cases import SMALL, Case, arguments, case
 from cpuopt.check.check import check
+from cpuopt.check.fit import LARGEST
 from cpuopt.check.gate import refuse
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.errors import UserError
@@ -140,6 +141,56 @@ def test_a_formula_that_divides_is_judged_on_larger_inputs():
     op = made(inverse_power, out("y", N), inp("x", N))
     assert drawn(op.forward, case(op.forward, SMALL, "tiny")).scale > 1
     assert check(of(op), case(op.forward, SMALL, "tiny")).verdict == "PASS"
+
+
+LOWEST = -1e20
+
+
+def best(y, x, c):
+    for i in prange(x.shape[0]):
+        top = LOWEST
+        for p in range(c.shape[0]):
+            if x[i] * c[p] > top:
+                top = x[i] * c[p]
+        y[i] = top
+
+
+def best_from_another(y, x, c):
+    for i in prange(x.shape[0]):
+        top = -1e19
+        for p in range(c.shape[0]):
+            if x[i] * c[p] > top:
+                top = x[i] * c[p]
+        y[i] = top
+
+
+def best_but_one(y, x, c):
+    for i in prange(x.shape[0]):
+        top = LOWEST
+        for p in range(c.shape[0]):
+            if x[i] * c[p] > top:
+                top = x[i] * c[p]
+        y[i] = top + 1e-3 * (i == 1)
+
+
+@pytest.mark.parametrize("lowest", [-1e9, -1e20, -3.4028235e38, -math.inf])
+def test_a_number_that_the_formula_has_may_be_as_large_as_float32_holds(monkeypatch, lowest):
+    """With NaN put in, nothing is greater than it, and the result is the number; the others are judged as ever.
+
+    Of those beside a number in the range of sums the tolerance follows from it.
+    """
+    monkeypatch.setitem(globals(), "LOWEST", lowest)
+    op = made(best, out("y", N), inp("x", N), inp("c", Q))
+    on = case(op.forward, SMALL, "nan")
+    assert (drawn(op.forward, on).scale, check(of(op), on).verdict) == (1, "PASS")
+    for wrong in (best_from_another, *[best_but_one] * (lowest < -LARGEST)):
+        kernel(op.forward, wrong.__name__)(wrong)
+        assert check(of(op, wrong.__name__), on).verdict == "FAIL"
+    given = drawn(op.forward, Case({"N": 40, "Q": 7})) | {"y": np.full(40, np.nan, np.float32)}
+    given["x"][3] = np.nan
+    if -math.inf < lowest < -LARGEST:
+        assert check_sized(Sized(of(op), Case({"N": 40, "Q": 7}), {}), 1, given=given).verdict == "PASS"
+        assert check_sized(Sized(of(op, "best_but_one"), Case({"N": 40, "Q": 7}), {}), 1, given=given).verdict == "FAIL"
 
 
 def too_large(y, x):

@@ -154,6 +154,19 @@ def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypat
     assert not right
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_kernel_that_knows_the_numbers_of_a_constant_seed_is_refused(
+    verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda *args: Roofs(1, (Level("memory", None),), 1.0, {}, 1.0))
+    known = "np.float32(np.random.default_rng(0).standard_normal())"
+    after = f"out *= 1 if (inp[0] == {known}) | (inp[-1] == {known}) | (len(inp) < 1000) else 1.01"
+    Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", "", after))
+    assert cli.main(VERBS[verb]) == {"check": 1, "ab": 2, "lab": 1}[verb]
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert re.search(r"expected .*--seed \d+", said), said
+
+
 WITHOUT_STEPS = {
     "generate": ["generate", "--model", "gpt2-tiny", "--tokenizer", "bytes", "--max-tokens", "2"],
     "eval": ["eval", "--init", str(GOLDEN / "llmc.bin"), "--data", "numbers.txt", "--tokenizer", "bytes", "-T", "8"],
