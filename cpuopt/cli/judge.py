@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         for op in filter(None, (args.of, args.board)):
             op_named(op)
         if args.serve:
-            for line in sys.stdin.buffer:
+            for line in sys.stdin.buffer if sys.stdin else ():
                 print(json.dumps(answer(desk, line), allow_nan=False), flush=True)
             return 0
         if args.file and args.check:

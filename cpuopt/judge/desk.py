@@ -64,7 +64,7 @@ ROUNDS, LONGEST_S = 20, 0.2
 """The most calls of each of the package's kernels for a description, and the seconds after which there is no other."""
 
 
-class Task(TypedDict):
+class TaskSizes(TypedDict):
     """Sizes at which submissions are compared."""
 
     model: str
@@ -81,7 +81,7 @@ class Interval(TypedDict):
     high: float
 
 
-class Row(TypedDict):
+class Standing(TypedDict):
     """A submission on a board, as its record has it."""
 
     candidate: str
@@ -91,7 +91,7 @@ class Row(TypedDict):
     score: float
     ratio: Interval
     against: str
-    task: Task
+    task: TaskSizes
     time: str
     path: str
     source: str
@@ -299,8 +299,8 @@ class Desk:
         """
         op_named(op)
         task = self.kept(ModelSizes(model, B, T))
-        best: dict[str, Row] = {}
-        others: list[Task] = []
+        best: dict[str, Standing] = {}
+        others: list[TaskSizes] = []
         notes: list[str] = []
         tries = 0
         for e in records.entries(self.root):
@@ -311,7 +311,7 @@ class Desk:
                 continue
             try:
                 with records.readable(e):
-                    own = from_json(Task, {"threads": c["machine"]["cores"], **c["task"]})  # the usual number
+                    own = from_json(TaskSizes, {"threads": c["machine"]["cores"], **c["task"]})  # the usual number
                     row = row_of(e, own) if own == task else None
             except UserError as wrong:
                 notes.append(str(wrong))
@@ -362,13 +362,13 @@ class Desk:
         return {"path": str(path), "use": f"--kernels {path} --swap {op}={name}"}
 
 
-def row_of(e: records.Entry, task: Task) -> Row:
+def row_of(e: records.Entry, task: TaskSizes) -> Standing:
     """Read a submission's record; raise an error of `records.UNREADABLE` for one that does not have its fields."""
     c, r = e.content, e.content["ruling"]
     row = {k: r[k] for k in ("candidate", "text", "code", "verdict")}
     row |= {k: r["timed"][k] for k in ("score", "ratio", "against")}
     row |= {"task": task, "time": e.time, "path": str(e.path), "source": c["source"], "machine": c["machine"]["cpu"]}
-    found: Row = from_json(Row, row)
+    found: Standing = from_json(Standing, row)
     return found
 
 

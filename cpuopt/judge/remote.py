@@ -267,20 +267,17 @@ class Remote:
             self._open, self._loading = True, False
             try:
                 about = self._asked("open", self.limit_s, file=str(self.file), op=op.name, against=against)
-            except CandidateError:
-                self.close()
-                raise
-            except LostError as e:
-                lost = e
-            else:
                 if "ended" not in about:
                     self.missing = [str(x) for x in about["missing"]]
                     return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
                 self._open = False
-                lost = LostError(f"the candidate: its process ended by {about['ended']} while it was loaded")
-            if self._loading or self.late:
-                raise lost
-        raise UserError(f"the closed process ends before it loads a text: {lost}")
+                raise LostError(f"the candidate: its process ended by {about['ended']} while it was loaded")
+            except (CandidateError, LostError) as e:
+                self.close()
+                if self._loading or self.late:
+                    raise
+                why = str(e)
+        raise UserError(f"the closed process loads no text: {why}")
 
     def told(self, e: UserError) -> str:
         """Return what the process said, without its name and that of the candidate's file."""

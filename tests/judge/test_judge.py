@@ -229,21 +229,19 @@ for line in sys.stdin:
 """
 
 
+def opening(answer: str, then: str = "continue") -> str:
+    """Return a program in the closed process's place that answers so to a text, and goes on or ends."""
+    return STARTED.format(then=f"print('{answer}', flush=True); {then}")
+
+
 @pytest.mark.parametrize(
     ("code", "of", "said"),
     [
         ("raise SystemExit(7)", UserError, "the closed process does not start: ended with status 7 during 'ready'"),
-        (
-            STARTED.format(then="break"),
-            UserError,
-            "the closed process ends before it loads a text: ended with status 0",
-        ),
-        (
-            STARTED.format(then='print(json.dumps({"ended": "SIGKILL"}), flush=True); continue'),
-            UserError,
-            "ended by SIG",
-        ),
-        (STARTED.format(then='print(json.dumps({"progress": ""}), flush=True); break'), remote.LostError, "status 0"),
+        (opening("", "break"), UserError, "the closed process loads no text: answered ''"),
+        (opening('{"ended": "SIGKILL"}'), UserError, "loads no text: the candidate: its process ended by SIGKILL"),
+        (opening('{"error": "no fork"}'), UserError, "the closed process loads no text: no fork"),
+        (opening('{"progress": ""}', "break"), remote.LostError, "ended with status 0 during 'open'"),
     ],
 )
 def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code: str, of: type[Exception], said: str) -> None:
