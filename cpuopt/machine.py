@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,12 +107,31 @@ def command() -> str:
 def commit() -> str | None:
     """Return the commit of the checkout that this package runs from, with ``+`` if files differ from it."""
     root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():
-        return None
-    git = ["git", "-C", str(root)]
+    return _commit(root, "-uno") if (root / ".git").exists() else None
+
+
+def commits_of(files: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the commit of each file outside this package, of the file's repository, with ``+`` if the file differs.
+
+    Parameters
+    ----------
+    files : by any names, such as those of kernels.
+    """
+    package = Path(__file__).resolve().parent
+    paths = {name: Path(file).resolve() for name, file in files.items()}
+    return {
+        name: _commit(path.parent, "--", str(path))
+        for name, path in paths.items()
+        if path.is_file() and not path.is_relative_to(package)
+    }
+
+
+def _commit(folder: Path, *which: str) -> str | None:
+    """Return the commit of the repository that a folder lies in, with ``+`` if ``git status`` of `which` lists any."""
+    git = ["git", "-C", str(folder)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*git, "status", "--porcelain", *which], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None

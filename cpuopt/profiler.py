@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import UserError
-from .machine import Others, describe, origin
+from .machine import Others, commits_of, describe, origin
 from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
 from .measure.quartile import lower_quartile
 from .measure.roofline import BF16, FMA, Roofs, fits
@@ -176,6 +176,7 @@ class Profiler:
             mfu=mfu if fits(mfu) else None,
             doubts=[*doubts, *passed(ops)],
             hashes=hashes(self.engine),
+            commits=commits_of({k.name: k.file for k in self.engine.kernels}),
             codes=codes(self.engine),
         )
 

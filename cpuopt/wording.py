@@ -53,6 +53,13 @@ def size_of(result: Mapping[str, Any]) -> str:
     return text_of(result.get("sizes", {}))
 
 
+def call_count(result: Mapping[str, Any]) -> str:
+    """Count the calls whose times a comparison's ms sum, as in ``5 calls``; ``""`` if it is one."""
+    layers = [c["layers"] for c in result.get("cases", ())] or [result.get("layers", ())]
+    n = sum(map(len, layers))
+    return count(n, "call") if n > 1 else ""
+
+
 def spread(ratio: Mapping[str, float], digits: int = 3) -> str:
     """Format a ratio with its interval, as in ``1.270 [1.251, 1.292]``."""
     return f"{ratio['median']:.{digits}f} [{ratio['low']:.{digits}f}, {ratio['high']:.{digits}f}]"

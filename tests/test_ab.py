@@ -1,12 +1,14 @@
 """`cpuopt ab`: verdicts on made-up noise, on a clock that kernels move, and the verb itself."""
 
 import argparse
+import io
 import json
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
@@ -20,6 +22,7 @@ from cpuopt.measure import comparison
 from cpuopt.measure.comparison import compare, judge, schedule, timer
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import ab as report
+from cpuopt.report import style
 from cpuopt.train.job import Settings
 
 
@@ -150,7 +153,22 @@ def test_few_rounds_say_what_their_interval_is_worth():
     assert 0.8 * 0.032 < missed < 1.2 * 0.032
 
 
-def shown(**more):
+def test_a_time_has_its_digits_and_says_how_many_calls_it_sums():
+    cases = [{**dict.fromkeys(("a_ns", "b_ns"), 1e3), "layers": ["h.0.ln_1"] * 5, "sizes": {"B": 1}}]
+    text = rendered(cases=cases, a_ms=0.00431, b_ms=0.00548)
+    assert "1x1, 1 thread, 5 calls  0.00431  0.00548" in text
+    assert "calls" not in rendered(cases=[{**cases[0], "layers": ["given sizes"]}])
+    table = [(12345.6, 0), (12.3, 2), (1.5, 3), (0.5, 3), (0.0512, 4), (0.00431, 5), (0.0, 3)]
+    assert [style.digits(ms) for ms, _ in table] == [n for _, n in table]
+
+
+def rendered(**more):
+    out = io.StringIO()
+    Console(file=out, width=200).print(*tables_of(**more), sep="\n")
+    return out.getvalue()
+
+
+def tables_of(**more):
     ratio = {"median": 0.5, "low": 0.4, "high": 0.6}
     result = {"B": 1, "T": 1, "threads": 1, "a_ms": 1.0, "b_ms": 0.5, "ratio": ratio, "control": ratio, "why": ""}
     result |= {"verdict": "faster", "doubts": [], "checks": [], "level": 99.5} | more
@@ -163,7 +181,11 @@ def shown(**more):
         "in_step": False,
         "flush": False,
     }
-    return "\n".join(str(t) for t in report.tables({**asked, **comparison.summed([result]), "results": [result]}, None))
+    return report.tables({**asked, **comparison.summed([result]), "results": [result]}, None)
+
+
+def shown(**more):
+    return "\n".join(map(str, tables_of(**more)))
 
 
 def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():

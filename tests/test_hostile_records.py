@@ -71,7 +71,10 @@ def kinds():
     p["checked"] = [{"kernel": f"{n}[mine]", "status": "PASS"} for n in (op.lower().replace(" ", "_") for op in OPS)]
     for r in (*p["ops"], *p["layers"]):
         r |= {"of_roof": 50.0, "roof": "L1", "imbalance": 1.2}
-    return {"ab": one, "bench": bench, "tune": tune, "profile": {"profile": {**p, "mfu": 40.0}}}
+    said = {"check": "PASS, 3 cases", "alone": "faster: 1 ms"}
+    k = {"op": "gelu_forward", "variant": "mine", "against": "optimized", "bad": "", "said": said}
+    lab = {"file": "mine.py", "model": "gpt2-tiny", "sizes": [], "kernels": [{**k, "alone": one["results"][0]}]}
+    return {"ab": one, "lab": lab, "bench": bench, "tune": tune, "profile": {"profile": {**p, "mfu": 40.0}}}
 
 
 def leaves(x, path=()):

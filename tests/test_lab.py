@@ -26,7 +26,7 @@ from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.judge import rules
 from cpuopt.kernels import registry
-from cpuopt.lab import ab, session
+from cpuopt.lab import ab, records, session
 from cpuopt.lab.starter import starter
 from cpuopt.measure import rates as machine
 from cpuopt.measure.comparison import compare
@@ -185,6 +185,20 @@ def test_a_comparison_looks_as_often_as_elsewhere():
     assert (asked["analyses"], asked["variants"]) == ([12, 24, 48, 96, 120], ["optimized", "mine"])
 
 
+def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
+    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1)
+    done = session.KernelRow("gelu_forward", "mine", "optimized", dict.fromkeys(session.STAGES, "PASS"))
+    under_way = session.KernelRow("gelu_forward", "other", "optimized", {"check": "PASS"}, now="alone")
+    assert [session.whole(rows) for rows in ([], [done], [done, under_way])] == [False, True, False]
+    assert verb.keep(Path("runs"), plan, [done, under_way]) is None
+    assert not Path("runs").exists()
+    done.found["inspect"] = {"summary": {"loops": 1}, "blocks": ["a" * 10_000]}
+    assert verb.keep(Path("runs"), plan, [done])
+    (entry,) = records.entries(Path("runs"))
+    assert entry.trouble == ""
+    assert entry.content["kernels"][0]["inspect"] == {"loops": 1}
+
+
 def test_a_file_that_cannot_be_loaded_is_said():
     assert one_round("return (")[1].trouble.startswith("--kernels ")
     Path("mine.py").write_text("x = 1\n")
@@ -196,8 +210,15 @@ def test_a_file_that_cannot_be_loaded_is_said():
 def test_once_tells_all_as_json(capsys):
     Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2; out[0] += 1"))
     assert cli.main(["lab", "mine.py", "--once", "--model", "gpt2-tiny", "--json"]) == 1
-    (k,) = json.loads(capsys.readouterr().out)["kernels"]
+    found = json.loads(capsys.readouterr().out)
+    (k,) = found["kernels"]
     assert (k["bad"], k["check"]["verdict"], k["check"]["worst"]["index"]) == ("check", "FAIL", [0])
+    (entry,) = records.entries(Path("runs"))
+    assert (entry.kind, str(entry.path)) == ("lab", found["path"])
+    assert entry.what == "mine.py: residual_forward[mine] FAIL in check"
+    assert entry.content["kernels"][0]["said"] == k["said"]
+    assert cli.main(["runs", "show", "lab"]) == 0
+    assert "FAIL" in capsys.readouterr().out
     assert cli.main(["lab", "none.py"]) == 2
     assert "'cpuopt new-kernel OP --out none.py' writes one" in capsys.readouterr().err
     assert cli.main(["lab", "mine.py", "--json"]) == 2
@@ -358,7 +379,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
 
     save("while True: pass")
     monkeypatch.setattr("watchfiles.watch", changes)
-    verb.follow(plan, ROOFS, screen)
+    verb.follow(plan, ROOFS, screen, Path("runs"))
     wait(lambda: not any("work" in t.name for t in threading.enumerate()))
     last = screen.seen.index("mine.py is gone")
     (row,) = screen.seen[-1]
@@ -384,7 +405,7 @@ def test_a_save_of_an_imported_file_begins_a_round(monkeypatch):
             assert len(rounds) == wanted
 
     monkeypatch.setattr("watchfiles.watch", changes)
-    verb.follow(plan, ROOFS, screen)
+    verb.follow(plan, ROOFS, screen, Path("runs"))
 
 
 def test_a_round_that_is_over_is_not_heard():

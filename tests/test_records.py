@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.lab import records
-from cpuopt.machine import commit
+from cpuopt.machine import commit, commits_of
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
@@ -147,12 +148,42 @@ def test_history_follows_an_op_over_the_records_of_this_machine(tmp_path):
     root = tmp_path / "runs"
     records.keep(root, "ab", "one", ab())
     records.keep(root, "ab", "two", {**ab(), "machine_id": "elsewhere"})
+    one = ab()["results"][0] | {"b_ms": 5.0, "cases": [{"layers": ["h.0", "h.1"]}, {"layers": ["ln_f"]}]}
+    one |= {"commits": {"mine": "abc123+"}}
+    kernel = {"op": "gelu_forward", "variant": "mine", "against": "vanilla", "bad": "", "said": {}, "alone": one}
+    records.keep(root, "lab", "x", {"file": "x.py", "model": "gpt2-tiny", "sizes": [], "kernels": [kernel]})
     keep(tmp_path, "three", profile(hashes={"GELU Forward": "abc"}))
     rows = records.history(records.entries(root), "gelu_forward", "here")
     told = sorted((r["kind"], r["variant"], round(r["ms"]), r["hash"]) for r in rows)
-    assert told == [("ab", "mine", 1, "m1"), ("ab", "vanilla", 2, "v1"), ("profile", "mine", 10, "abc")]
+    of_lab = [("lab", "mine", 5, "m1"), ("lab", "vanilla", 2, "v1")]
+    assert told == [("ab", "mine", 1, "m1"), ("ab", "vanilla", 2, "v1"), *of_lab, ("profile", "mine", 10, "abc")]
+    lab = {r["variant"]: (r["commit"], r["size"]) for r in rows if r["kind"] == "lab"}
+    size = "gpt2-tiny 4x64, 2 threads, 3 calls"
+    assert lab == {"mine": ("abc123+", size), "vanilla": (commit(), size)}
     (rate,) = [r["gflops"] for r in rows if r["kind"] == "profile"]
     assert rate == pytest.approx(100, rel=0.01)
+
+
+def test_a_kernel_of_another_repository_has_its_commit(tmp_path):
+    def git(*words):
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path / "other"), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    (tmp_path / "other").mkdir()
+    mine, loose, ours = tmp_path / "other" / "mine.py", tmp_path / "loose.py", records.__file__
+    for file in mine, loose:
+        file.write_text("x = 1\n")
+    files = {"mine": str(mine), "loose": str(loose), "ours": ours, "gone": str(tmp_path / "gone.py")}
+    assert commits_of(files) == {"mine": None, "loose": None}
+    git("init", "-q")
+    git("add", ".")
+    git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x")
+    head = git("rev-parse", "--short=12", "HEAD")
+    assert commits_of(files) == {"mine": head, "loose": None}
+    mine.write_text("x = 2\n")
+    assert commits_of(files)["mine"] == f"{head}+"
 
 
 def test_losses_of_a_training_run(tmp_path, capsys):

@@ -180,11 +180,15 @@ def test_the_roof_is_that_of_where_the_arrays_lie():
     assert ROOFS.bound(0, 8000, held=inf) == (800.0, "memory")
 
 
-def test_a_roof_that_is_passed_is_measured_again():
+def test_a_roof_that_is_passed_is_raised():
     found = sweep.Sweep("gelu_forward", ["right"], planned(1000), ROOFS)
     found.run(lambda variants, shape: [result(10.0)])
     faster = replace(ROOFS, gflops=1e4, gbs={"L2": {"read": 1e4}, "memory": {"read": 1e4}})
-    assert found.record(lambda roofs: faster)["rows"][0]["warm"]["of_roof"] < 100
+    calls = []
+    record = found.record(lambda roofs, given: calls.extend(given) or (faster, ["raised"]))
+    assert record["rows"][0]["warm"]["of_roof"] < 100
+    assert record["doubts"][-1] == "raised"
+    assert [(c.op, c.ns, c.held) for c in calls] == [("gelu_forward", 10.0, 32_000), ("gelu_forward", 20.0, inf)]
 
 
 def made(variants=("one", "other"), over=None):

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from ..report import records as report
 
     found = records.entries(args.runs)
-    own = (e.content["op"] for e in found if e.kind == "ab")  # an op of one's own is in no package
+    own = records.compared_ops(found)  # an op of one's own is in no package
     rows = records.history(found, known_op("history", args.op, own), machine_id())
     show(args, {"op": args.op, "rows": rows}, lambda: report.history(args.op, rows))
     return 0

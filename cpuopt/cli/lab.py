@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from . import common
 from .common import shared, start_numba
 
 if TYPE_CHECKING:
-    from ..lab.session import RoundPlan
+    from ..lab.session import KernelRow, RoundPlan, RoundView
     from ..measure.roofline import Roofs
     from ..report.lab import Screen
 
@@ -46,6 +47,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     shared(p, "--sizes")
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=120)
+    shared(p, "--runs")
     p.add_argument(
         "--once",
         action="store_true",
@@ -86,19 +88,27 @@ def run(args: argparse.Namespace) -> int:
     if args.once:
         screen = Screen(plan, live=False, quiet=args.json)
         rows = session.work(plan, roofs, screen)
+        path = keep(args.runs, plan, rows)
         if args.json:
             results = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
-            print(json.dumps({"problem": screen.trouble, "kernels": results}))
+            print(json.dumps({"problem": screen.trouble, "kernels": results, "path": path}))
         return 1 if screen.trouble or any(r.bad for r in rows) else 0
     with ended_by_sigterm(), Screen(plan) as screen, suppress(KeyboardInterrupt):
-        follow(plan, roofs, screen)
+        follow(plan, roofs, screen, args.runs)
     return 0
 
 
-def follow(plan: RoundPlan, roofs: Roofs, screen: Screen) -> None:
+def keep(root: Path, plan: RoundPlan, rows: Sequence[KernelRow]) -> str | None:
+    """Keep the record of a round that was not ended by the next save; return its folder."""
+    from ..lab import session
+
+    return common.keep(root, "lab", plan.file.stem, session.record(plan, rows)) if session.whole(rows) else None
+
+
+def follow(plan: RoundPlan, roofs: Roofs, screen: Screen, root: Path) -> None:
     """Do a round now and after each save, of the file or of one that it imports from beside it.
 
-    A save during a round ends it and begins the next.
+    A save during a round ends it and begins the next. A round that ends keeps its record in `root`.
     """
     from watchfiles import watch
 
@@ -108,8 +118,11 @@ def follow(plan: RoundPlan, roofs: Roofs, screen: Screen) -> None:
     def begin() -> Child:
         child = Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
         view = screen.begin()  # from now on no earlier round is shown
-        threading.Thread(target=session.work, args=(plan, roofs, view, child), daemon=True).start()
+        threading.Thread(target=work, args=(view, child), daemon=True).start()
         return child
+
+    def work(view: RoundView, child: Child) -> None:
+        keep(root, plan, session.work(plan, roofs, view, child))
 
     text, child = read(plan.file), begin()
     try:

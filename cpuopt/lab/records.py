@@ -7,7 +7,7 @@ A record may be of any origin. A profile is read as its type. Of other records e
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import log
@@ -22,7 +22,7 @@ from ..measure.comparison import judge
 from ..measure.profile import Profile, op_ids, quiet_ms
 from ..measure.rates import machine_id
 from ..train import record
-from ..wording import count, four, nearest, size_of
+from ..wording import call_count, count, four, nearest, size_of
 
 NOISE = 0.05
 """The assumed difference between two runs of the same kernels, where too few ops are shared to measure it."""
@@ -76,7 +76,7 @@ class Entry:
 
     Attributes
     ----------
-    kind : ``ab``, ``bench``, ``profile``, ``sweep``, ``tune`` or ``train``.
+    kind : ``ab``, ``bench``, ``lab``, ``profile``, ``sweep``, ``tune`` or ``train``.
     content : the record; for a training run its summary and, as ``profile``, its profile.
     what : a summary of the measurement, in a few words.
     trouble : the reason why it cannot be read; kind, time and content are then empty.
@@ -104,6 +104,12 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
     """Sum up a record in a few words."""
     if kind == "ab":
         return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+    if kind == "lab":
+        said = [
+            f"{k['op']}[{k['variant']}] {(k['bad'] and 'FAIL in ' + k['bad']) or k['alone']['verdict']}"
+            for k in c["kernels"]
+        ]
+        return f"{c['file']}: {', '.join(said)}"
     if kind == "judge":
         r = c["ruling"]
         return f"{c['op']}: {r['candidate']}, {r['verdict']}, score {r['timed']['score']:.3f}"
@@ -305,14 +311,14 @@ def _by_op(a: Entry, b: Entry, pa: Mapping[str, Any], pb: Mapping[str, Any]) -> 
     warnings = [f"{k} differs: {pa[k]} and {pb[k]}" for k in different]
     if a.content.get("machine_id") != b.content.get("machine_id"):
         warnings.append("the machines differ")
-    rows_a, rows_b = ({r["op"]: r for r in p["ops"]} for p in (pa, pb))
+    rows_a, rows_b = ({r.get("label") or r["op"]: r for r in p["ops"]} for p in (pa, pb))
     values_a, values_b = (p.get("op_ms_values", {}) for p in (pa, pb))
     step = {"op": "step", "a": pa["step_ms_values"], "b": pb["step_ms_values"], "same": False}
     rows = [step] + [
         {
             "op": op,
-            "a": values_a.get(op) or [rows_a[op]["ms"]],
-            "b": values_b.get(op) or [rows_b[op]["ms"]],
+            "a": values_a.get(rows_a[op]["op"]) or [rows_a[op]["ms"]],
+            "b": values_b.get(rows_b[op]["op"]) or [rows_b[op]["ms"]],
             "same": bool(rows_a[op]["kernels"]) and _kernels(pa, rows_a[op]) == _kernels(pb, rows_b[op]),
         }
         for op in rows_a
@@ -373,19 +379,33 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[Measured]:
     return rows
 
 
-def _compared(e: Entry, op: str) -> Iterator[dict[str, Any]]:
+def comparisons(e: Entry) -> list[dict[str, Any]]:
+    """Return the comparisons in a record, each as `cpuopt ab` keeps it: its own, or those of a round of ``lab``."""
     c = e.content
-    for r in c["results"] if e.kind == "ab" and c["op"] == op else ():
+    if e.kind != "lab":
+        return [{**c}] if e.kind == "ab" else []
+    found = []
+    for k in c["kernels"]:
+        head = {"op": k["op"], "a": k["against"], "b": k["variant"], "model": "" if c["sizes"] else c["model"]}
+        found += [{**head, "in_step": how == "step", "results": [k[how]]} for how in ("alone", "step") if how in k]
+    return found
+
+
+def compared_ops(found: Iterable[Entry]) -> Iterator[str]:
+    """Yield the ops of all comparisons. Unreadable records are left out."""
+    for e in found:
+        with suppress(*UNREADABLE):
+            yield from [str(c["op"]) for c in comparisons(e)]
+
+
+def _compared(e: Entry, op: str) -> Iterator[dict[str, Any]]:
+    for c, r in ((made, r) for made in comparisons(e) if made["op"] == op for r in made["results"]):
         of = f"{c['model']} {size_of(r)}".lstrip()  # sizes by symbol have no model
-        size = f"{of}, {count(r['threads'], 'thread')}{', in the step' if c['in_step'] else ''}"
+        calls = call_count(r)
+        size = f"{of}, {count(r['threads'], 'thread')}{', in the step' if c['in_step'] else ''}{calls and ', ' + calls}"
         for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
-            yield _head(e) | {
-                "size": size,
-                "variant": variant,
-                "ms": ms,
-                "hash": r["hashes"].get(variant),
-                "gflops": None,
-            }
+            kernel = {"variant": variant, "ms": ms, "hash": r["hashes"].get(variant), "gflops": None}
+            yield _head(e, r.get("commits", {}), variant) | {"size": size, **kernel}
 
 
 def _profiled(e: Entry, op: str) -> Iterator[dict[str, Any]]:
@@ -393,11 +413,16 @@ def _profiled(e: Entry, op: str) -> Iterator[dict[str, Any]]:
     for variant in dict.fromkeys(r["variant"] for r in p["layers"] if r["op"] == op):
         mine = [r for r in p["layers"] if (r["op"], r["variant"]) == (op, variant)]
         ms = sum(r["ms"] for r in mine)
-        size = f"{p['model']} {p['B']}x{p['T']}, {count(p['threads'], 'thread')}"
+        n = sum(r["calls"] for r in mine)
+        size = (
+            f"{p['model']} {p['B']}x{p['T']}, {count(p['threads'], 'thread')}{', ' + count(n, 'call') if n > 1 else ''}"
+        )
         rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
         kernel = {"variant": variant, "ms": ms, "hash": p.get("hashes", {}).get(f"{op}[{variant}]"), "gflops": rate}
-        yield _head(e) | {"size": size, **kernel}
+        yield _head(e, p.get("commits", {}), f"{op}[{variant}]") | {"size": size, **kernel}
 
 
-def _head(e: Entry) -> dict[str, Any]:
-    return {"time": e.time, "kind": e.kind, "commit": e.content.get("commit"), "run": e.path.name}
+def _head(e: Entry, commits: Mapping[str, str | None], kernel: str) -> dict[str, Any]:
+    """Return what a record says of a kernel: its commit is that of its own file's repository."""
+    commit = commits.get(kernel, e.content.get("commit"))
+    return {"time": e.time, "kind": e.kind, "commit": commit, "run": e.path.name}

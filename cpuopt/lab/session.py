@@ -19,7 +19,7 @@ from ..isolate.child import ENDED, Child
 from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
-from ..wording import spread
+from ..wording import call_count, spread
 from . import worker
 from .ab import GAINS, bound
 from .checked import check, jobs_at
@@ -70,6 +70,21 @@ class KernelRow:
     now: str = ""
     progress: str = ""
     found: dict[str, Any] = field(default_factory=dict)
+
+
+def whole(rows: Sequence[KernelRow]) -> bool:
+    """Return whether a round has come to its end: each kernel passed all stages, or failed at one."""
+    return bool(rows) and all(not r.now and (r.bad or len(r.said) == len(STAGES)) for r in rows)
+
+
+def record(plan: RoundPlan, rows: Sequence[KernelRow]) -> dict[str, Any]:
+    """Return the record of a round; of the machine code its summary."""
+    kernels = []
+    for r in rows:
+        found = {**r.found, "inspect": r.found["inspect"].get("summary")} if "inspect" in r.found else r.found
+        kernels.append({"op": r.op, "variant": r.variant, "against": r.against, "bad": r.bad, "said": r.said, **found})
+    asked = {k: getattr(plan, k) for k in ("model", "B", "T", "threads", "sizes", "rounds")}
+    return {"file": plan.file.name, **to_json(asked), "kernels": kernels}
 
 
 class RoundView:
@@ -197,6 +212,7 @@ def _told(r: dict[str, Any], row: KernelRow) -> str:
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
     why = f"; {r['why']}" if r["why"] else ""
     few = f" ({r['level']:g} %: few rounds)" if r["level"] < LEVEL else ""
+    ms += f" in {call_count(r)}" if call_count(r) else ""
     return "; ".join([f"{r['verdict']}: {ms}, ratio {spread(ratio)}{few}{why}", *marginal([r])])
 
 

@@ -33,6 +33,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from ..check.gate import require_quick
     from ..kernels.compile import cache, jit
     from ..kernels.registry import find
+    from ..machine import commits_of
     from ..measure import rates as machine
     from . import ab
 
@@ -68,6 +69,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
             "doubts": warnings,
             "hashes": hashes,
             "codes": codes,
+            "commits": commits_of({k.variant: k.file for k in typed}),
         }
     )
     return answer

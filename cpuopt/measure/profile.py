@@ -122,6 +122,7 @@ class Profile:
     mfu : the time that the step's FLOPs take at the peaks of the types that they multiply, in percent of the step's.
     doubts : warnings about the figures.
     hashes : the hash of the sources of each kernel.
+    commits : the commit of each kernel in a file outside the package, of that file's repository; None without one.
     origin : ``cpu``, ``time``, ``commit`` and ``command``, as far as they are known.
     ranks : the processes that share the step; rows and rates are those of the first one, tokens those of all.
     codes : the hash of the machine code of each kernel; empty for a plain Python function.
@@ -154,6 +155,7 @@ class Profile:
     mfu: float | None = None
     doubts: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, str | None] = field(default_factory=dict)
     codes: dict[str, str] = field(default_factory=dict)
     ranks: int = 1
     origin: dict[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measure.comparison import LEVEL, marginal
-from ..wording import count, size_of, spread, text_of
+from ..wording import call_count, count, size_of, spread, text_of
 from . import style
 from .style import verdict
 
@@ -28,7 +28,9 @@ def compared(c: Mapping[str, Any]) -> list[RenderableType]:
     """Show the results of a comparison, and the verdict."""
     table = style.table("", f">{c['a']}", f">{c['b']}", ">ratio", ">control", "verdict")
     for r in c["results"]:
-        name = f"{size_of(r)}, {count(r['threads'], 'thread')}" if size_of(r) else ""
+        name = (
+            ", ".join([size_of(r), count(r["threads"], "thread"), *filter(None, [call_count(r)])]) if size_of(r) else ""
+        )
         _row(table, name, r["a_ms"], r["b_ms"], r)
         if b := r.get("beside"):
             digits = style.digits(b["a_ms"])

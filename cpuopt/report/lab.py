@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..lab.session import STAGES, KernelRow, RoundPlan, RoundView
+from ..lab.session import STAGES, KernelRow, RoundPlan, RoundView, whole
 from ..wording import count, text_of
 from .console import OUT
 from .style import STYLE, Unbroken, table
@@ -61,8 +62,7 @@ class Screen(RoundView):
             if "alone" in r.found:
                 found = r.found["alone"]["b_ms"], r.found["alone"]["verdict"]
                 self.saves.setdefault(f"{r.op}[{r.variant}]", {})[self.since] = found
-        done = bool(rows) and not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
-        self._show(partial(self.page, rows), done)
+        self._show(partial(self.page, rows), whole(rows))
 
     def problem(self, text: str) -> None:
         """Show why the file cannot be used."""
@@ -145,3 +145,11 @@ def stages(r: KernelRow, saves: Sequence[tuple[str, float, str, bool]]) -> Table
         line = Text(f"{ms:.3g} ms at {when}{', best so far' if best else ''}", "bold" if best else "")
         made.add_row("" if i else "  saves", Text(verdict, STYLE.get(verdict, "")), line)
     return made
+
+
+def kept(c: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield the page of a round in a record."""
+    for k in c["kernels"]:
+        row = KernelRow(k["op"], k["variant"], k["against"], k["said"], k["bad"])
+        yield Text.assemble((f"{row.op}[{row.variant}]", "bold"), f" against {row.against} in {c['file']}")
+        yield stages(row, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import floor, log10
 from typing import Any
 
 from rich.cells import cell_len
@@ -192,8 +193,8 @@ def warnings(found: Iterable[str]) -> list[Text]:
 
 
 def digits(ms: float, least: int = 0) -> int:
-    """Return the decimals with which a time has about four digits."""
-    return max(least, 4 - len(str(int(ms))))
+    """Return the decimals with which a time has about four digits, and below 0.1 three."""
+    return max(least, 2 - floor(log10(ms)) if 0 < ms < 0.1 else 4 - len(str(int(ms))))
 
 
 class Line(Progress):

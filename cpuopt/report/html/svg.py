@@ -103,15 +103,15 @@ def rect(x0: float, x1: float, y: float, height: float, class_: str, tip: str) -
     return tag("rect", tag("title", tip), x=x0, y=y, width=max(x1 - x0, 0.5), height=height, class_=class_)
 
 
-def legend(entries: Iterable[tuple[str, str]], shape: str = "box") -> Markup:
+def legend(entries: Iterable[tuple[str, str]], shape: str = "") -> Markup:
     """Draw the legend of the colours.
 
     Parameters
     ----------
     entries : class and text.
-    shape : ``box``, ``line`` or ``dot``.
+    shape : ``line`` or ``dot``; by default a square.
     """
-    return tag("ul", [tag("li", tag("i", class_=f"{shape} {c}"), text) for c, text in entries], class_="legend")
+    return tag("ul", [tag("li", tag("i", class_=f"{shape} {c}".strip()), text) for c, text in entries], class_="legend")
 
 
 def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
