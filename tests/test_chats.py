@@ -205,7 +205,9 @@ def test_files_of_examples_are_recognized_by_their_content(file):
         load_corpus(name, vocab_size=256, T=4, B=1)
     Path("c.txt").write_bytes(Path(name).read_bytes())
     assert not is_examples("c.txt")
-    assert "'c.txt' is JSON, read as text for its name" in load_corpus("c.txt", vocab_size=256, T=4, B=1).source
+    assert (
+        "'c.txt' begins as examples do; with a name in .jsonl" in load_corpus("c.txt", vocab_size=256, T=4, B=1).source
+    )
 
 
 def test_parquet_is_read_as_the_lines_that_it_is_converted_to():
@@ -583,3 +585,53 @@ def test_two_ranks_share_packed_rows():
 
     alone = Team(1).run(steps)
     assert Team(2).run(steps) == alone * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ({}, 3 * 20 / 2),
+        ({"pack": True}, None),
+        ({"total_batch": 2 * 64 * 4}, 8),  # 7.5 steps of four batches
+        ({"total_batch": 2 * 64 * 4, "local_steps": 5}, 10),
+        ({"data": "t.txt"}, 3 * (2699 // 128)),
+    ],
+    ids=["padded", "packed", "micro-batches", "local steps", "text"],
+)
+def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
+    lines(*pairs(22))  # two of which are held out
+    Path("t.txt").write_text("a" * 3000)
+    base = {"model": "llama-tiny", "data": "c.jsonl", "B": 2, "T": 64, "threads": 1, "variant": "vanilla", "epochs": 3}
+    job = prepare(Settings(**base | how, schedule="linear"))
+    n = len(job.batches)
+    assert job.settings.steps == (3 * n if steps is None else steps)
+    assert n < 10 or "pack" not in how
+    job.settings.check_steps()
+    seen = job.settings.steps * job.settings.micro_batches
+    assert 3 * n <= seen < 3 * n + job.settings.micro_batches * (job.settings.local_steps or 1)
+
+
+def test_a_run_of_epochs_is_that_of_its_steps_and_goes_on_to_more(capsys):
+    lines(*pairs(20))
+    losses(capsys, "--epochs", "2", "--save-every", "18", "--schedule", "linear", "--run", "epochs")
+    losses(capsys, "--steps", "18", "--save-every", "18", "--schedule", "linear", "--run", "steps")
+    (epochs,), (steps,) = Path("runs").glob("*-epochs"), Path("runs").glob("*-steps")
+    one, two = (run / "checkpoints" / "step-00000018" / "params.safetensors" for run in (epochs, steps))
+    assert one.read_bytes() == two.read_bytes()
+    config = json.loads((epochs / "config.json").read_text())
+    assert (config["epochs"], config["steps"]) == (2, 18)
+    assert cli.main(["train", "--config", str(epochs / "config.json"), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 18
+    for flags, n in ((["--epochs", "3"], 27), ([], 27), (["--steps", "28"], 28), ([], 28)):
+        assert cli.main(["train", "--resume", str(epochs), *flags]) == 0
+        assert f"{n} steps: {n / 9:.3g} epochs of 9 steps" in capsys.readouterr().out
+        assert len((epochs / "metrics.jsonl").read_text().splitlines()) >= n
+    Path("own.toml").write_text("steps = 3\nepochs = 1\n")
+    for flags, words in (
+        (["--epochs", "2", "--steps", "3"], "--steps 3 with --epochs 2: expected one of them"),
+        (["--config", "own.toml"], "it has steps and epochs; expected one of them"),
+        (["--epochs", "2", "--overfit"], "--epochs 2 with --overfit, which trains on one batch"),
+        (["--epochs", "1", "--warmup-steps", "9"], "--warmup-steps 9: expected less than the 9 steps of the run"),
+    ):
+        assert cli.main([*TRAIN, *flags]) == 2
+        assert words in capsys.readouterr().err

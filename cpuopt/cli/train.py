@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from ..comm.agree import Agreement
@@ -57,7 +58,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
     if args.dry_run and (args.resume is not None or comm.size > 1):
         raise UserError("--dry-run: plans a new run of one process; leave --resume and --ranks out")
     with Agreement(comm) as agreement:
-        given = (settings.read(args.config) if args.config else {}) | common.given(args)
+        given = settings.merged(settings.read(args.config) if args.config else {}, common.given(args))
         threads = given.get("threads") or (rank.place.threads if rank.place else None)
         start_numba(threads)
         from ..measure import rates as machine
@@ -130,7 +131,7 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     from ..measure import rates
     from ..report import console
     from ..train.forecast import forecast, measured, require_fit, room, sample
-    from ..train.job import prepare
+    from ..train.job import model_of, prepare, sized, with_data
 
     began = age()
     needed, available = room(asked)
@@ -143,6 +144,11 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
 
     with console.compiling() as progress:  # first, so that the process takes the memory of a run
         job = prepare(asked, compiled) if needed <= available else None
+    if job:
+        asked = replace(asked, steps=job.settings.steps)
+    elif asked.epochs is not None:
+        _, config, weights = model_of(asked)
+        asked, _ = with_data(sized(asked, config), config, weights, None)
     began += age() - since
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)

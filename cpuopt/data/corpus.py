@@ -293,7 +293,7 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
         first, *others = map(str, texts)
         source = f"{len(texts)} texts from {first!r} on" if others else f"text {first!r}"
         if rows := [path for path in texts if path.suffix.lower() == ".txt" and begins_with_example(path)]:
-            source += f"; {str(rows[0])!r} is JSON, read as text for its name; one in .jsonl makes it examples"
+            source += f"; {str(rows[0])!r} begins as examples do; with a name in .jsonl they are read"
         tokenizer = tokenizer or "bytes"
         return source, tokenizer, split_texts(_encoded(named, tokenizer)), tuple(files)
     if len(paths) > 1:

@@ -21,6 +21,7 @@ from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedC
 from rich.segment import Segment
 from rich.text import Text
 
+from ..data.chats import Chats
 from ..data.given import Given
 from ..files.outputs import free
 from ..measure.quartile import apart
@@ -325,7 +326,7 @@ class TrainingView:
 def epochs(steps: int, epoch: float) -> str:
     """Return how often the steps of a run see each example."""
     seen = f"{steps / epoch:.3g}"
-    return f"{seen} epoch{'' if seen == '1' else 's'} of {epoch:.4g} step{'' if epoch == 1 else 's'}"
+    return f"{seen} epoch{'' if seen == '1' else 's'} of {four(epoch)} step{'' if epoch == 1 else 's'}"
 
 
 def summary(result: RunResult, job: Job) -> list[str]:
@@ -367,7 +368,7 @@ def next_steps(result: RunResult, job: Job) -> list[str]:
         where = shlex.quote(str(weights))
         if job.adapter and not result.checkpoint:
             where = f"{shlex.quote(str(job.settings.init or 'BASE'))} --adapter {where}"
-        chat = " --chat" if job.epoch_steps else ""
+        chat = " --chat" if isinstance(job.corpus, Chats) else ""
         found.append((f"cpuopt generate --init {where}{model}{chat}", "text from its weights"))
     elif not weights and result.summary["steps"]:
         found.append(("cpuopt train --save-every N ...", "keeps weights, to go on and to generate text"))

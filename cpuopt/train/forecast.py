@@ -80,7 +80,7 @@ class Forecast:
     saving_s : the time of all checkpoints, and of the weights at the end.
     peak : the peak memory of the process, once the model is built.
     data : what is trained on: of chats, how many tokens count, and what is cut.
-    epoch_steps : the steps of an epoch of chats.
+    epoch_steps : the steps of an epoch.
     """
 
     JSON: ClassVar = (

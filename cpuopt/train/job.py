@@ -202,8 +202,10 @@ class Job(TrainingSteps):
 
     @property
     def epoch_steps(self) -> float | None:
-        """The steps in which each example of chats is seen once; None for other data."""
-        return len(self.batches) / self.settings.micro_batches if isinstance(self.batches, ChatBatches) else None
+        """The steps in which all data are seen once; None for inputs that a model brings."""
+        if not isinstance(self.batches, ChatBatches | Batches):
+            return None
+        return len(self.batches) / self.settings.micro_batches
 
     @property
     def adapter(self) -> Adapter | None:
@@ -263,7 +265,12 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
         )
     settings = Settings(**there | dict(given))
     done = checkpoint.state["step"]
-    if done >= settings.steps and "save" not in given and settings.save and os.path.lexists(settings.save):
+    if (
+        done >= settings.steps
+        and not given.keys() & {"save", "epochs"}
+        and settings.save
+        and os.path.lexists(settings.save)
+    ):
         raise UserError(
             f"--resume {str(checkpoint.run)!r}: the run is complete after {count(done, 'step')}, and its --save "
             f"{settings.save!r} is there; to go on, give more steps with --steps N, and another --save PATH"
@@ -349,13 +356,7 @@ def prepare(
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
-        tokenizer = tokenizer_of(settings, weights, resume)
-        B, T = settings.B, settings.T
-        corpus: Corpus | Given | Chats | None = config.inputs(B, T)
-        if corpus is None:
-            if weights is not None and not settings.data.endswith(TOKEN_FILE):
-                tokenizer = own_tokenizer(tokenizer, weights.path, config.vocab_size)
-            corpus = data_of(settings, config.vocab_size, tokenizer)
+        settings, corpus = with_data(settings, config, weights, resume)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
         judged: list[Judged] = []
 
@@ -396,6 +397,27 @@ def prepare(
         job.guard.restore(resume.state["guard"])
     job.checked += [r.describe() for r in judge_first_step(job)]
     return job
+
+
+def with_data(
+    settings: Settings, config: Config, weights: Weights | None, resume: Checkpoint | None
+) -> tuple[Settings, Corpus | Given | Chats]:
+    """Return a job's settings, with the steps that their epochs are, and its data.
+
+    Raises
+    ------
+    UserError
+        For data that cannot be read, and for epochs of inputs that a model brings.
+    """
+    if (given := config.inputs(settings.B, settings.T)) is not None:
+        if settings.epochs is not None:
+            raise UserError(f"--epochs {settings.epochs}: the model brings its inputs, which have no end; take --steps")
+        return settings, given
+    tokenizer = tokenizer_of(settings, weights, resume)
+    if weights is not None and not settings.data.endswith(TOKEN_FILE):
+        tokenizer = own_tokenizer(tokenizer, weights.path, config.vocab_size)
+    corpus = data_of(settings, config.vocab_size, tokenizer)
+    return settings.of_epochs(len(corpus.batches("train", settings.B, settings.T))), corpus
 
 
 def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Chats:

@@ -34,6 +34,18 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 """The position of a step between last and peak rate, after the warm-up."""
 
 
+def misfit(name: str, steps: int, warmup: int) -> str:
+    """Return what a schedule would need to be what it is declared to be; ``""`` if it lacks nothing."""
+    if warmup >= steps:
+        return f"--warmup-steps {warmup}: expected less than the {steps} steps of the run"
+    decay = int(steps * COOLDOWN)
+    if name == "wsd" and decay < 2:
+        return f"--schedule wsd: the last fifth of {steps} steps is too short to decay; take 10 or more, or linear"
+    if name == "wsd" and warmup > steps - decay:
+        return f"--warmup-steps {warmup}: expected {steps - decay} at most, behind which wsd decays"
+    return ""
+
+
 def rate(name: str, step: int, *, steps: int, warmup: int, peak: float, end: float) -> float:
     """Return the learning rate of a step.
 

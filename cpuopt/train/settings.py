@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from types import NoneType
@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..files.reading import from_json, parse_json, read_file
 from ..program.tree import MOST_MICRO_BATCHES
 from ..wording import guess, nearest
-from .schedule import SCHEDULES
+from .schedule import SCHEDULES, misfit
 
 GUARDS = ("auto", "skip", "stop", "off")
 """``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
@@ -103,7 +103,7 @@ class Settings:
         False, "Put as many examples into a row as fit; each attends to itself alone, from position 0 on."
     )
     truncate: bool = setting(
-        False, "Cut chats that are longer than a row, even if more than 1 % of the tokens are lost.", free=True
+        False, "Cut chats that are longer than a row, even if more than a hundredth of the tokens is lost.", free=True
     )
     skip_invalid: bool = setting(
         False, "Leave out, and count, examples that cannot be read, such as tool calls and empty answers."
@@ -117,6 +117,9 @@ class Settings:
     B: int = setting(4, "Put this many rows into a batch.", least(1))
     T: int = setting(64, "Put this many tokens into a row.", least(1))
     steps: int = setting(40, "Run this many training steps.", least(1), free=True)
+    epochs: int | None = setting(
+        None, "Train on all data this many times, in place of --steps.", least(1), metavar="N", free=True
+    )
     variant: str = setting("optimized", "Use this variant of the kernels; auto follows the plan of 'cpuopt tune'.")
     plan: tuple[str, ...] | None = None
     """The rules that ``--variant auto`` came to when the run began; a resumed run keeps them."""
@@ -339,8 +342,10 @@ class Settings:
         for f in FLAGS.values():
             require(f.name, getattr(self, f.name))
         self.check_optimizer()
-        if self.warmup_steps and self.warmup_steps >= self.steps:
-            raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
+        if self.epochs is None:
+            self.check_schedule()
+        elif self.overfit:
+            raise UserError(f"--epochs {self.epochs} with --overfit, which trains on one batch; take --steps")
         if self.micro_batches > MOST_MICRO_BATCHES:
             raise UserError(
                 f"--total-batch {self.total_batch}: expected {MOST_MICRO_BATCHES * self.B * self.T} or less, "
@@ -391,15 +396,41 @@ class Settings:
         """The number of micro-batches in a step."""
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
 
+    def check_schedule(self) -> None:
+        """Refuse a schedule that the steps are too few for.
+
+        Raises
+        ------
+        UserError
+            Naming the flag.
+        """
+        if wrong := misfit(self.schedule, self.steps, self.warmup_steps):
+            raise UserError(wrong)
+
+    def of_epochs(self, batches: int) -> Settings:
+        """Return the settings with the steps that their epochs are, each of some batches.
+
+        Raises
+        ------
+        UserError
+            For a schedule that these are too few for.
+        """
+        if self.epochs is None:
+            return self
+        steps, together = -(-self.epochs * batches // self.micro_batches), self.local_steps or 1
+        found = replace(self, steps=-(-steps // together) * together)
+        found.check_schedule()
+        return found
+
     def check_steps(self) -> None:
-        """Refuse a run that ends between two meetings of its ranks.
+        """Refuse a run that ends between two meetings of its ranks; one of epochs is given steps that do not.
 
         Raises
         ------
         UserError
             With the nearest number of steps that does not.
         """
-        if not self.meet(self.steps):
+        if self.epochs is None and not self.meet(self.steps):
             near = max(1, round(self.steps / self.local_steps)) * self.local_steps
             raise UserError(
                 f"--steps {self.steps}: expected a multiple of --local-steps {self.local_steps}, since ranks have the "
@@ -495,6 +526,23 @@ RECORDED = ("architecture", "sizes", "corpus", "processes", "plan")
 """The keys of a run's ``config.json`` besides its settings, among them the plan of ``--variant auto``."""
 
 
+def merged(file: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file and of flags, which win; steps and epochs replace each other.
+
+    Raises
+    ------
+    UserError
+        If the flags give both.
+    """
+    if flags.keys() >= {"steps", "epochs"}:
+        raise UserError(f"--steps {flags['steps']} with --epochs {flags['epochs']}: expected one of them")
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in flags:
+            file.pop(other, None)
+    given = file | flags
+    return given | ({"epochs": None} if "steps" in given else {})
+
+
 def read(path: Path) -> dict[str, Any]:
     """Read a TOML or JSON file of settings, named as the flags are.
 
@@ -517,6 +565,10 @@ def read(path: Path) -> dict[str, Any]:
     given = {name.replace("-", "_"): x for name, x in table.items() if name not in RECORDED}
     if twice := [name for name in table if name.replace("-", "_") in table and "-" in name]:
         raise UserError(f"--config {str(path)!r}: {twice[0]!r} is there with - and with _; leave one of them out")
+    if given.get("epochs") is not None and "steps" in given:
+        if not table.keys() & set(RECORDED):
+            raise UserError(f"--config {str(path)!r}: it has steps and epochs; expected one of them")
+        del given["steps"]  # which a run had from its epochs
     for name in given:
         if name not in TYPES:
             raise UserError(f"--config {str(path)!r}: unknown {name!r}; {nearest(name, TYPES)}")
