@@ -164,6 +164,8 @@ class _Text:
     ``decorator``, ``ops``, ``constant``, or ``list``, which only options of a kernel may name."""
     defined: set[str] = field(default_factory=set)
     """The functions of the file, which others call before they stand there."""
+    types: set[str] = field(default_factory=lambda: {"float", "int", "bool"})
+    """The names of types of numbers."""
     kernels: list[tuple[str, str]] = field(default_factory=list)
 
     def refuse(self, rule: str, node: ast.AST | None, said: str) -> None:
@@ -259,6 +261,7 @@ class _Text:
                 kind = self.bound.get(function.id, "") if isinstance(function, ast.Name) else ""
                 kind = "list" if kind == "list" or isinstance(node.value, ast.List | ast.Set) else kind
                 kind = "function" if kind == "maker" else kind
+                self.types |= {name.id} if _is_type(value) else set()
                 self.bind(name.id, kind if kind in ("function", "list") else "constant", node)
 
     def option(self, node: ast.expr) -> None:
@@ -386,11 +389,6 @@ class _Text:
         for k in node.keywords:
             if k.arg != "dtype" or not compiled:
                 self.refuse("keyword", node, f"the argument {k.arg or '**'}=")
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        place = (2 if name.startswith("full") else 1) if name.startswith(ARRAYS) else len(node.args)
-        for x in [*node.args[place:], *(k.value for k in node.keywords)]:
-            if not (isinstance(x, ast.Attribute) and x.attr in TYPES):
-                self.refuse("keyword", node, f"the type {_shown(x)}")
 
 
 @dataclass
@@ -497,6 +495,12 @@ class _Body:
         else:
             file.refuse("call", node, f"a call of {_shown(func)}")
         file.keywords(node, compiled=not self.texts)
+        name = func.attr if isinstance(func, ast.Attribute) else ""
+        place = (2 if name.startswith("full") else 1) if name.startswith(ARRAYS) else len(node.args)
+        for x in [*node.args[place:], *(k.value for k in node.keywords)]:  # types, which NumPy would read from a text
+            known = isinstance(x, ast.Name) and x.id in file.types and not self.holder(x.id)
+            if not known and not _is_type(x):
+                file.refuse("keyword", node, f"the type {_shown(x)}")
         for x in [*node.args, *(k.value for k in node.keywords)]:
             self.expression(x)
 
@@ -531,6 +535,10 @@ def _sizes(node: ast.List | ast.Set) -> bool:
         case [ast.Tuple(elts=[ast.Constant(str()), *_]) | ast.Starred(), *_] if isinstance(node, ast.List):
             return True
     return False
+
+
+def _is_type(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in TYPES
 
 
 def _small(node: ast.expr) -> bool:

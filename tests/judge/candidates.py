@@ -475,7 +475,8 @@ RIGHT = {
     ),
     "flags of the toolkit": relu("from cpuopt.kernels.toolkit.fastmath import EXACT", options=", fastmath=EXACT"),
     "types of arrays": relu(
-        before="x = np.zeros(4, dtype=np.float32)\ny = np.full(4, 0, np.float32)\nx[0] = np.zeros_like(y)[0]",
+        "TYPE = np.float32",
+        before="x = np.zeros(4, dtype=np.float32)\ny = np.full(4, 0, TYPE)\nx[0] = np.zeros_like(y, dtype=TYPE)[0]",
         each="max(inp[i], x[0])",
     ),
     "a number that nobody reads": relu(before="for _ in range(2):\n    out[:] = ZERO"),
