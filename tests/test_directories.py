@@ -223,6 +223,28 @@ def test_an_odd_directory_says_what_it_is(case, model):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["convert", name, "out"] for name in ("m.gguf", "m.bin")),
+        *(["data", "tokenize", name, "out"] for name in ("a.txt", "t_train.bin")),
+        ["data", "tokenize", "builtin", "out", "--tokenizer", "tokenizer.model"],
+        ["data", "show", "a.jsonl"],
+    ],
+    ids=" ".join,
+)
+def test_a_pointer_of_git_is_named_in_place_of_any_file(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = [word for word in command if "." in word]
+    for name in names:
+        (tmp_path / name).write_text(POINTER)
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert f"{names[0]!r}" in error
+    assert "it is a pointer of Git LFS in place of the file; run 'git lfs pull'" in error
+    assert [p.name for p in tmp_path.iterdir()] == names
+
+
 @pytest.mark.parametrize("case", ODD_ADAPTERS)
 def test_an_odd_adapter_says_what_it_is(case, model, adapter):
     change, words = ODD_ADAPTERS[case]

@@ -110,7 +110,7 @@ class Settings:
     )
     tokenizer: str | None = setting(
         None,
-        "Tokenize text by bytes or gpt2 or a file: tokenizer.json, tokenizer.bin of llama2.c, or GGUF.",
+        "Tokenize text by bytes or gpt2 or a file: tokenizer.json, .model, .bin of llama2.c, or GGUF; or its folder.",
         metavar="NAME|FILE",
         shown="that of --init; else gpt2 for its tokens, and bytes",
     )
