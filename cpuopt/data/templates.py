@@ -34,7 +34,7 @@ from .tokenizers import Json, Tokenizer
 
 OLDEST = (3, 1, 6)
 """The first Jinja without a known way out of its sandbox."""
-INSTALL = "pip install 'cpuopt[chat]' (in a clone: pip install -e '.[chat]')"
+INSTALL = "pip install 'cpuopt[hf]' (in a clone: pip install -e '.[hf]')"
 START_S, LIMIT_S, EACH_S = 60.0, 10.0, 0.05
 """Seconds to start; to compile a template or render a chat; and to render each of many, on average."""
 LARGEST = 1 << 20
@@ -219,7 +219,7 @@ class Template:
         """The ids that end a reply: the end of the model's texts, and what the template writes behind an answer."""
         texts = [self.source.special.get("eos_token", "")]
         try:
-            chat = [("user", "a", False), ("assistant", "a", True)]
+            chat = [Message("user", "a", False), Message("assistant", "a", True)]
             (_, text), before = self._rendered(chat, [(0, 2, False), (0, 1, True)])
             if (span := self._answer(text, before, (len(text), ""))) is not None:
                 texts += [m[0] for m in self._special.finditer(text, *span)][-1:]
@@ -237,7 +237,7 @@ class Template:
 
     def asked(self, before: Sequence[int], chat: Sequence[tuple[str, str]]) -> list[int]:
         """Return the ids of a chat up to the reply that a model writes; those of earlier turns may be others."""
-        return self._encoded(self.render([(role, text, False) for role, text in chat], True))[0]
+        return self._encoded(self.render([Message(role, text, False) for role, text in chat], True))[0]
 
     def example(self, chat: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the ids of a chat, and which of them count.
@@ -249,7 +249,7 @@ class Template:
         """
         answers = [n for n, (role, _, counted) in enumerate(chat) if role == "assistant" and counted]
         stretches = [stretch for n in answers for stretch in ((0, n, True), (0, n + 1, False))]
-        other = ("assistant", "b" if chat[0][1].strip().startswith("a") else "a", False)
+        other = Message("assistant", "b" if chat[0].content.strip().startswith("a") else "a", False)
         if answers[:1] == [0]:  # nothing asks for it, so it begins where it differs from another one
             stretches[0] = (len(chat), len(chat) + 1, False)
         (_, whole), *found = self._rendered([*chat, other], [(0, len(chat), False), *stretches])
