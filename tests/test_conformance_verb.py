@@ -109,6 +109,18 @@ def test_a_name_that_is_not_there_is_said_once_with_its_line(capsys):
     assert said.count("does not compile") == 1
 
 
+@pytest.mark.parametrize(("narrow", "verdict"), [(True, "FAIL"), (False, "PASS")])
+def test_a_kernel_of_a_file_is_tried_in_the_types_that_it_takes(narrow, verdict):
+    body = "import numpy as np; x = inp.astype(float); out[...] = x / (1 + np.exp(-x))"
+    text = kernel("mine", f"{body}; out[3] += 4 * (out.dtype.name == 'bfloat16')", "silu_forward")
+    Path("mine.py").write_text(HEAD + text.replace("jit=False", f"jit=False, narrow={narrow}"))
+    plan = gate.Planned([on for on in cases(ops.silu_forward) if on.types or on.kind == "normal"])
+    with Child("cpuopt.check.worker", ["mine.py"], 1) as child:
+        (found,) = gate.conform(child, [("silu_forward", "mine")], {"silu_forward": plan}, threads=(1,))
+    assert found.worst.verdict == verdict
+    assert any("bfloat16" in r.case.types.values() for r in found.results) == narrow
+
+
 def test_the_table_names_the_worst_element(capsys):
     assert cli.main(["check", "--kernels", write(("wrong", "residual_forward")), "--quick", "--seed", "1"]) == 1
     out = capsys.readouterr().out
