@@ -19,7 +19,7 @@ MOST = 1 << 20
 
 
 @dataclass
-class Pieces:
+class PieceTable:
     """The pieces of a file, and how it cuts text.
 
     Attributes
@@ -72,7 +72,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield key >> 3, message[at : (at := at + size)]
 
 
-def read_pieces(content: bytes) -> Pieces:
+def read_pieces(content: bytes) -> PieceTable:
     """Read a file.
 
     Raises
@@ -80,7 +80,7 @@ def read_pieces(content: bytes) -> Pieces:
     ValueError
         If it is none.
     """
-    found = Pieces()
+    found = PieceTable()
     for name, value in fields(content):
         if not isinstance(value, bytes):
             raise ValueError(f"field {name} is a number")
@@ -99,7 +99,7 @@ def read_pieces(content: bytes) -> Pieces:
     return found
 
 
-def _add(found: Pieces, piece: dict[int, int | bytes]) -> None:
+def _add(found: PieceTable, piece: dict[int, int | bytes]) -> None:
     """Add a piece: a text, a score and a type."""
     text, score, kind = piece.get(1), piece.get(2, bytes(4)), piece.get(3, 1)
     if not isinstance(text, bytes) or not isinstance(score, bytes) or len(score) != 4 or not isinstance(kind, int):
