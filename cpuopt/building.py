@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from . import nn, ops
 from .comm import SERIAL, Comm
 from .errors import UserError, blamed
-from .kernels import registry
+from .kernels import doubles, registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import Arg, Spec
@@ -228,7 +228,9 @@ def build(
         if how.alone:
             add_outer(program, how.comm, buckets)
     schedule(program, how.micro_batches, how.adding)
-    return Built(program, chosen(program, how), notes, how)
+    kernels = chosen(program, how)
+    notes += filter(None, (doubles.note(k) for k in dict.fromkeys(kernels)))
+    return Built(program, kernels, notes, how)
 
 
 def require_sums(program: Program) -> None:

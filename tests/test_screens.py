@@ -33,7 +33,6 @@ from cpuopt.measure.profile import UNACCOUNTED, Profile
 from cpuopt.measure.scaling import REASONS
 from cpuopt.report import (
     ab,
-    backward,
     bench,
     check,
     console,
@@ -388,13 +387,6 @@ def test_an_error_breaks_no_word_on_a_terminal(monkeypatch):
     lines = cli._fitted(message).splitlines()
     assert " ".join(lines) == message.strip()
     assert 40 < max(map(len, lines)) <= 50
-
-
-def test_a_generated_backward_fits_a_narrow_terminal():
-    code = "            x = inp[i]"
-    text = f"import numpy as np\n{code:<88}  # 10: x = max(inp[i], 0.0)\n{code:<88}  # 10: x = max(inp[i], 0.0)\n"
-    assert backward.fitted(text, 200) == text
-    assert backward.fitted(text, 60).splitlines()[1:] == ["            # 10: x = max(inp[i], 0.0)", code, code]
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "00", "-3", "x", ""])

@@ -22,9 +22,6 @@ from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, PlainKernel, Reshape
 from .rules import CONSTANTS, negated
 from .trees import text
 
-WIDTH = 88
-"""The column at which the forward's lines are quoted."""
-
 
 def number(value: Any) -> str:
     """A number, or a table of numbers, as Python text of the same type and value."""
@@ -76,10 +73,13 @@ def quoted(kernel: PlainKernel, line: int) -> str:
 def module(
     kernel: PlainKernel, name: str, params: list[str], body: list[Stmt], doc: str, scratch: dict[str, Any]
 ) -> str:
-    """Write the module of one backward, each line with its forward line as a comment."""
-    lines = list[str]()
+    """Write the module of one backward; a comment above each group of lines has the forward line that they are from."""
+    lines, last = list[str](), 0
     for s, code in written(body, 1):
-        lines.append(f"{code:<{WIDTH}}  # {s.line}: {quoted(kernel, s.line)}" if s.line else code)
+        if s.line and s.line != last:
+            last = s.line
+            lines.append(f"{code[: len(code) - len(code.lstrip())]}# {last}: {quoted(kernel, last)}")
+        lines.append(code)
     used = mentioned(body).union(*(kernel.words.get(s.line, ()) for s in flat(body)))
     head = [f'"""{doc}"""', ""]
     if math := [n for n, v in kernel.names.items() if getattr(v, "__module__", "") == "math" and n in used]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from .kernel import CHUNKS, Accum, Assign, For, If, Interface, LogSumExp, Reshape, Stmt, assigned, flat, mentioned
 from .naming import Naming, every, nest
 from .plan import BackwardPlan
+from .prune import Prune
 from .pullback import ZERO, Pullback
 from .rules import CHOICES, plus
 from .trees import element, elements, function_name, index, names, quote, text
@@ -44,6 +45,7 @@ class Reverse:
             if view.name not in mentioned([*(s for s in forward if s is not view), *backward]):
                 forward.remove(view)
         body = [*self.copies(), *self.zeros.at_start(), *start, *forward, *backward]
+        Prune(body, {self.naming.adjoint(n) for n in self.task.wrt})
         self.check_available(body)
         return [*self.allocations(), *body]
 

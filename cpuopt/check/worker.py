@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Load users' kernel files; list the kernels that came with them, and the files that lie beside them."""
     from .. import kernels
-    from ..kernels import registry
+    from ..kernels import doubles, registry
     from ..kernels.compile.cache import fingerprint
     from ..kernels.watch import Watch
     from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
@@ -31,7 +31,7 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     kernels.load_all(request["kernels"])
     added = [k for key, k in registry.KERNELS.items() if key not in before]
     about = [{"op": k.op.name, "variant": k.variant, "where": k.where, "file": k.file} for k in added]
-    about = [a | {"text": fingerprint(k.function)} for a, k in zip(about, added, strict=True)]
+    about = [a | {"text": fingerprint(k.function), "note": doubles.note(k)} for a, k in zip(about, added, strict=True)]
     return {"added": about, "files": [str(f) for f in kernels.files_beside([Path(f) for f in request["kernels"]])]}
 
 

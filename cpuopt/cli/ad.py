@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     common.start_numba(None)
     from .. import kernels, ops
-    from ..kernels import registry
+    from ..kernels import doubles, registry
     from ..kernels.generated import REFUSED
     from ..kernels.generated.load import backward
     from ..report import backward as show
-    from ..report.console import OUT
+    from ..report.console import note
 
     common.check_targets(args)
     kernels.load_all(args.kernels)
@@ -71,15 +71,19 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"ad {REFUSED[args.op]}")
         known = [op.name for op in every]
         raise UserError(f"ad {args.op}: no op with a backward; {nearest(args.op, known)}")
-    made = []
+    made, notes = [], dict[str, None]()
     for op in chosen:
         assert op.inverts is not None
-        made.append(backward(op, registry.find(op.inverts.name, args.variant, "ad --from: ")))
+        forward = registry.find(op.inverts.name, args.variant, "ad --from: ")
+        made.append(backward(op, forward))
+        notes |= {doubles.note(forward): None}
         if args.against:
             registry.find(op.name, args.against, "ad --against: ")
     status = 0
+    for text in filter(None, notes):
+        note(text)
     for one in made:
-        print(show.fitted(plain(one.text), OUT.width))
+        print(plain(one.text))
         if args.plan:
             print(plain("\n".join(show.plan(one))) + "\n")
         if args.against:

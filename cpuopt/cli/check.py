@@ -79,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
         count = sum(len(planned[op].cases) + len(planned[op].sized) for op, _ in wanted)
         with console.counting("cases", count) as advance:
             found = conform(child, wanted, planned, threads=counts, seed=seed, tick=lambda text: advance())
+    for k in child.added:
+        if (k["op"], k["variant"]) in wanted and k["note"]:
+            console.note(k["note"])
     content = {"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}
     show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))
     words = {v.worst.verdict for v in found}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,23 +11,6 @@ from .html.markup import Markup, join, tag
 
 if TYPE_CHECKING:
     from ..ad import Backward
-
-
-QUOTED = re.compile(r"(\s*)(.*?) {2,}(# \d+: .*)")
-"""A line of a generated backward: its indentation, its code, and the forward's line."""
-
-
-def fitted(text: str, width: int) -> str:
-    """Return a generated text for a narrow screen: the forward's lines stand above the code if they do not fit."""
-    lines, above = [], ""
-    for line in text.splitlines():
-        found = QUOTED.fullmatch(line)
-        if found and len(line) > width:
-            lines += [found[1] + found[3]] * (found[3] != above)
-            line = found[1] + found[2]
-        above = found[3] if found else ""
-        lines.append(line)
-    return "\n".join(lines) + "\n"
 
 
 def plan(made: Backward) -> list[str]:

@@ -197,8 +197,11 @@ def _line(dispatcher: Any, said: Sequence[str]) -> str:
         found = [str(first + i) for i, code in enumerate(written) if re.search(rf"\b{name}\b", code)][:1]
     if not found:
         return ""
-    code, _, quoted = linecache.getline(file, int(found[-1])).strip().partition("  # ")
-    return f" (line {quoted})" if quoted[:1].isdigit() else f" (line {found[-1]}: {code})"
+    lines = [line.strip() for line in linecache.getlines(file)[: int(found[-1])]]
+    if dispatcher.py_func.__module__.startswith("cpuopt_generated."):  # the line that a person wrote stands above
+        quoted = next((line for line in reversed(lines) if re.match(r"# \d+: ", line)), "")
+        return quoted.replace("# ", " (line ", 1) + ")" if quoted else ""
+    return f" (line {found[-1]}: {lines[-1]})"
 
 
 def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
