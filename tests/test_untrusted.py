@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from cpuopt import cli, kernels, models
-from cpuopt.data import encoding, untrusted
+from cpuopt.data import companions, encoding, untrusted
 from cpuopt.data.corpus import load_corpus
 from cpuopt.data.encoding import encode_text, parts
 from cpuopt.data.pieces import Pieces
@@ -44,6 +44,7 @@ READERS = {
     "llama.bin": lambda p: llama2c.open_model(p),
     "tokenizer.json": lambda p: get_tokenizer(str(p)),
     "tokenizer.bin": lambda p: Pieces(p),
+    "tokenizer.model": lambda p: get_tokenizer(str(p)),
     "tokenizer_copy.json": lambda p: tokenizer_files(str(p)),
     "tokens.bin": lambda p: read_tokens(p),
     "choices.bin": lambda p: evaluate.read_examples(p, 256),
@@ -82,6 +83,14 @@ def test_what_is_no_file_of_usual_size_is_refused_at_once(name, make):
         READERS[name](path)
     assert name in str(e.value) or "tokenizer" in name
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("name", [*companions.READ, f"{companions.TEMPLATES}/a.jinja"])
+def test_a_companion_of_a_gigabyte_is_refused(name):
+    Path(name).parent.mkdir(exist_ok=True)
+    gigabyte(Path(name))
+    with pytest.raises(UserError, match=f"cannot read '{name}': it is no file of at most 16 MB"):
+        companions.beside(Path("tokenizer.json"))
 
 
 @pytest.mark.parametrize("make", [pipe, device, gigabyte])

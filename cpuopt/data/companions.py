@@ -22,6 +22,8 @@ COMPANIONS = (SETTINGS, SPECIAL, GENERATION, TEMPLATE, ADDED, "vocab.json", "mer
 """The files that go where a tokenizer's file goes, with those in `TEMPLATES`, a folder of further templates."""
 READ = (SETTINGS, SPECIAL, GENERATION, CONFIG, TEMPLATE)
 """The files that a tokenizer is read with."""
+LARGEST = 16 << 20
+"""Bytes of one of them."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,12 @@ class Marks:
         )
 
 
-def beside(path: Path, names: Iterable[str] = READ) -> dict[str, bytes]:
+def beside(path: Path, names: Iterable[str] = READ, most: int = LARGEST) -> dict[str, bytes]:
     """Return the contents of files beside a tokenizer's file, with all templates, by their names.
+
+    Parameters
+    ----------
+    most : the largest size of one in bytes.
 
     Raises
     ------
@@ -52,10 +58,13 @@ def beside(path: Path, names: Iterable[str] = READ) -> dict[str, bytes]:
     """
     folder = path.parent
     places = [place for name in names if (place := folder / name) != path and place.is_file()]
-    try:
-        return {place.relative_to(folder).as_posix(): read_file(place) for place in (*places, *templates_in(folder))}
-    except (OSError, ValueError) as e:
-        raise UserError(f"cannot read a file of the tokenizer {str(path)!r}: {e}") from e
+    found: dict[str, bytes] = {}
+    for place in (*places, *templates_in(folder)):
+        try:
+            found[place.relative_to(folder).as_posix()] = read_file(place, most=most)
+        except (OSError, ValueError) as e:
+            raise UserError(f"cannot read {str(place)!r}: {getattr(e, 'strerror', None) or e}") from e
+    return found
 
 
 def travelling(path: Path) -> dict[str, bytes]:
@@ -63,7 +72,7 @@ def travelling(path: Path) -> dict[str, bytes]:
 
     Without a ``generation_config.json``, one is made of the ids in ``config.json``, which does not travel.
     """
-    found, config = beside(path, COMPANIONS), beside(path, [CONFIG]).get(CONFIG)
+    found, config = beside(path, COMPANIONS, 4 * LARGEST), beside(path, [CONFIG]).get(CONFIG)
     if config is None or GENERATION in found:
         return found
     place = path.with_name(CONFIG)
