@@ -13,6 +13,7 @@ from cpuopt import cli
 from cpuopt.data import templates
 from cpuopt.data.chats import load_chats
 from cpuopt.data.forms import TurnEncoder
+from cpuopt.data.shapes import Message
 from cpuopt.data.templates import Template, encoder_of, source_of
 from cpuopt.data.tokenizers import get_tokenizer
 from cpuopt.engine import Engine
@@ -54,7 +55,7 @@ def family(name):
 
 
 def marked(chat):
-    return [(role, text, role == "assistant") for role, text in chat]
+    return [Message(role, text, role == "assistant") for role, text in chat]
 
 
 def run(mask):
@@ -122,7 +123,8 @@ def test_a_template_that_rewrites_earlier_turns_is_trained_on_its_last_answer(te
 
 def test_a_message_that_does_not_count_is_read_only():
     encoder = encoder_of(model(CHATML))
-    chat = [("user", "a", False), ("assistant", "b", False), ("user", "c", False), ("assistant", "d", True)]
+    turns = [("user", "a", False), ("assistant", "b", False), ("user", "c", False), ("assistant", "d", True)]
+    chat = [Message(*turn) for turn in turns]
     _, counted = encoder.example(chat)
     assert sum(counted) == len("d") + 1
     assert encoder.notes == []
@@ -300,8 +302,8 @@ def test_a_template_is_found_wherever_files_have_it(where):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (3, "is 3; expected a text, or a list of names and texts"),
-        ([{"name": "default"}], "expected a text, or a list of names and texts"),
+        (3, "is 3; expected a text, or a list of names and templates"),
+        ([{"name": "default"}], "expected a text, or a list of names and templates"),
         ([{"name": "rag", "template": "x"}], r"has chat templates 'rag'; expected one of them to be called 'default'"),
     ],
 )
@@ -322,7 +324,7 @@ def test_without_jinja_known_forms_are_recognised_and_others_refused(monkeypatch
     lines({"prompt": "a", "completion": "b"})
     assert encoder.notes[0] in load().description
     Path("chat_template.jinja").write_text(families.plain(families.ZEPHYR))
-    with pytest.raises(UserError, match=r"^--chat: the chat template of .* needs the library jinja2, .*\[chat\]'\)$"):
+    with pytest.raises(UserError, match=r"^--chat: the chat template of .* needs the library jinja2, .*\[hf\]'\)$"):
         encoder_of(get_tokenizer("tokenizer.json"))
 
 
@@ -387,7 +389,7 @@ def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without
     assert cli.main(show) == 2
     assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark\n" in capsys.readouterr().err
     assert cli.main(["train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x"]) == 2
-    assert "--system x: --data builtin is text, which has no messages" in capsys.readouterr().err
+    assert "--system: --data builtin is text, without examples" in capsys.readouterr().err
 
 
 def test_verbs_take_the_template_of_the_model(capsys):

@@ -181,7 +181,7 @@ def chat_templates(folder: Path, files: Mapping[str, bytes]) -> dict[str, str]:
         if places:
             return {name: files[place].decode() for place, name in places.items()}
     except UnicodeDecodeError as e:
-        raise UserError(f"{str(folder)!r} has a chat template that is no UTF-8: {e}") from e
+        raise UserError(f"the chat template of {str(folder)!r} is no UTF-8: {e}") from e
     x = settings(folder, files).get("chat_template")
     listed = [{"name": "default", "template": x}] if isinstance(x, str) else x or []
     if not isinstance(listed, list) or not all(isinstance(t, dict) and _texts(t, "name", "template") for t in listed):

@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
 from ..files.gguf import Gguf, is_gguf
-from ..files.reading import parse_json, read_file
 from ..isolate.process import Side, Worker
 from ..wording import count
-from . import ggml
+from . import companions, ggml
 from .forms import FORMATS, TurnEncoder, format_of
 from .shapes import Message
 from .tokenizers import Json, Tokenizer
@@ -39,7 +37,6 @@ START_S, LIMIT_S, EACH_S = 60.0, 10.0, 0.05
 """Seconds to start; to compile a template or render a chat; and to render each of many, on average."""
 LARGEST = 1 << 20
 """Characters of a template; the longest known has under 50,000."""
-LARGEST_CONFIG = 16 << 20
 OPEN, SHUT = "\ufdd0", "\ufdd1"
 """Around a special token's text in a message: characters that Unicode keeps for the use inside a program."""
 MARKED = re.compile(f"{OPEN}([^{OPEN}{SHUT}]+|{OPEN}|{SHUT}){SHUT}|[{OPEN}{SHUT}]")
@@ -73,13 +70,13 @@ def source_of(tokenizer: Tokenizer, adapters: Sequence[Path] = ()) -> Source | N
     if not isinstance(tokenizer, Json):
         return None
     path = Path(tokenizer.path)
-    places = [(str(adapter), _beside(adapter)) for adapter in reversed(adapters)]
-    base = ggml.files(Gguf(path)) if is_gguf(path) else _beside(path.parent)
-    special = _special(base, path)
-    for where, files in [*places, (tokenizer.path, base)]:
-        named = _named(files, where)
-        if not named:
+    base = ggml.files(Gguf(path)) if is_gguf(path) else companions.beside(path)
+    special = companions.special_texts(path.parent, base)
+    places = [(adapter, companions.beside(adapter / companions.CONFIG)) for adapter in reversed(adapters)]
+    for folder, files in [*places, (path.parent, base)]:
+        if not (named := companions.chat_templates(folder, files)):
             continue
+        where = tokenizer.path if files is base else str(folder)
         if "default" not in named:
             names = ", ".join(map(repr, sorted(named)))[:200]
             raise UserError(f"{where!r} has chat templates {names}; expected one of them to be called 'default'")
@@ -87,57 +84,8 @@ def source_of(tokenizer: Tokenizer, adapters: Sequence[Path] = ()) -> Source | N
             raise UserError(
                 f"the chat template of {where!r} has {len(named['default']):,} characters; expected {LARGEST:,} at most"
             )
-        return Source(named["default"], where, special | _special(files, Path(where)))
+        return Source(named["default"], where, special | companions.special_texts(folder, files))
     return None
-
-
-# What the files beside a tokenizer say.
-
-
-def _beside(folder: Path) -> dict[str, bytes]:
-    found = {}
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        if (path := folder / name).is_file():
-            try:
-                found[name] = read_file(path, most=LARGEST_CONFIG)
-            except (OSError, ValueError) as e:
-                raise UserError(f"cannot read {str(path)!r}: {e}") from e
-    return found
-
-
-def _config(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
-    try:
-        return parse_json(files.get("tokenizer_config.json", b"{}"))
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"the tokenizer_config.json of {where!r} cannot be read: {e}") from e
-
-
-def _special(files: Mapping[str, bytes], where: Path) -> dict[str, str]:
-    found = {}
-    for name, token in _config(files, str(where)).items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if re.fullmatch("(bos|eos|unk|pad|sep|cls|mask)_token", name) and isinstance(text, str):
-            found[name] = text
-    return found
-
-
-def _named(files: Mapping[str, bytes], where: str) -> dict[str, str]:
-    try:
-        if (own := files.get("chat_template.jinja")) is not None:
-            return {"default": own.decode()}
-    except UnicodeDecodeError as e:
-        raise UserError(f"the chat template of {where!r} is no UTF-8: {e}") from e
-    found = _config(files, where).get("chat_template")
-    listed = [{"name": "default", "template": found}] if isinstance(found, str) else found or []
-    try:
-        named = {t["name"]: t["template"] for t in listed}
-        if not all(isinstance(text, str) for pair in named.items() for text in pair):
-            raise TypeError
-    except (TypeError, KeyError):
-        raise UserError(
-            f"the chat template of {where!r} is {repr(found)[:60]}; expected a text, or a list of names and texts"
-        ) from None
-    return named
 
 
 def encoder_of(
