@@ -342,7 +342,7 @@ class Judge:
         self, text: str, op: str, then: Callable[[Submission, tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""
     ) -> Ruling:
         """Judge a candidate, and go on with `then` if it is right."""
-        start = time.perf_counter()
+        start, self.remote.late = time.perf_counter(), False
         known = op_named(op)
         found = Ruling(known.name, "", hashlib.sha256(text.encode(errors="replace")).hexdigest(), machine=machine_id())
         try:
@@ -394,9 +394,12 @@ class Judge:
         if op.name not in self.controlled:
             self.say("controls")
             with rooms(self.remote.shared.room), self.remote.within(OWN_S, OWN_S):
-                pair = self.remote.open(nothing(op), op, baseline(op))
+                try:
+                    pair = self.remote.open(nothing(op), op, baseline(op))
+                except LostError as e:
+                    raise UserError(f"the judge is not fit to judge {op.name}: {e}") from e
                 (first, *_), rng = quick_cases(op), private.seed()
-                idle, usual = (check(k, first, threads=(1,), seed=rng) for k in pair)
+                usual, idle = (check(k, first, threads=(1,), seed=rng) for k in reversed(pair))
             self.remote.close()
             if idle.verdict != "FAIL" or usual.verdict == "FAIL":
                 why = f" ({plain(usual.reason)})" if usual.verdict == "FAIL" else ""

@@ -208,6 +208,7 @@ def test_a_verdict_has_a_limit(session: Judge, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(session, "checked", lambda kernel: time.sleep(1.1) or usual(kernel))
     with pytest.raises(UserError, match=r"judge relu_forward: no verdict within 1 s; take a smaller"):
         session.check(HONEST_RELU, "relu_forward")
+    assert session.check("import os\n", "relu_forward").verdict == "refused by rule"
     monkeypatch.undo()
     assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
 
@@ -440,10 +441,18 @@ def test_an_unfit_judge_is_said(session: Judge, monkeypatch: pytest.MonkeyPatch)
     def slow(self: remote.Remote, function: remote.Far, types: Any, own: Any = None) -> None:
         raise remote.LostError("no answer to 'compile' within 60 s")
 
-    monkeypatch.setattr(session, "controlled", {})
-    monkeypatch.setattr(remote.Remote, "compile", slow)
-    with pytest.raises(UserError, match=r"vanilla. is FAIL \(no answer to 'compile' within 60 s\); expected"):
-        session.check(HONEST_RELU, "relu_forward")
+    def lost(self: remote.Remote, *args: Any) -> None:
+        raise remote.LostError("its process ended")
+
+    for name, broken, said in (
+        ("compile", slow, r"vanilla. is FAIL \(no answer to 'compile' within 60 s\); expected"),
+        ("open", lost, "not fit to judge relu_forward: its process ended"),
+    ):
+        monkeypatch.setattr(session, "controlled", {})
+        monkeypatch.setattr(remote.Remote, name, broken)
+        with pytest.raises(UserError, match=said):
+            session.check(HONEST_RELU, "relu_forward")
+        monkeypatch.undo()
 
 
 def test_a_ruling_is_json(session: Judge) -> None:
