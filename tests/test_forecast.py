@@ -4,14 +4,18 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cpuopt import cli
+from cpuopt import cli, ops
 from cpuopt.errors import UserError
 from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.ops.attention import scored
+from cpuopt.report import console as report
 from cpuopt.train import forecast
 from cpuopt.train.forecast import measured, require_fit
 from cpuopt.train.job import build_only, prepare
@@ -73,6 +77,53 @@ def test_measured_steps_replace_the_roofs_and_validations_count(tmp_path):
     assert (found.step_ms, found.start_s) == (pytest.approx(100), pytest.approx(4 * 0.2))
     silent = measured(planned, prepare(Settings(**TINY, val_every=0)), tmp_path, clock=lambda: next(ticks))
     assert silent.validation_s == 0
+
+
+def batches(ignored):
+    targets = np.zeros((TINY["B"], TINY["T"]), np.int32)
+    targets[:, :ignored] = -100
+    return [{"tokens": np.zeros_like(targets), "targets": targets}]
+
+
+def test_flops_count_as_far_as_the_batches_ask_for_them():
+    settings, T = Settings(**TINY), TINY["T"]
+    every, half = (forecast.forecast(settings, ROOFS, 10**9, batches(n)) for n in (0, T // 2))
+    assert every == forecast.forecast(settings, ROOFS, 10**9)
+    assert (every.of_work, every.roof_ms > half.roof_ms) == (100, True)
+    built = build_only(settings)
+    (call,) = [c for c in built.program.step_calls if c.op.name == "classifier_update"]
+    step = call.op.fixed(call.sizes)  # the optimizer's, whatever counts
+    assert forecast.share(call, batches(T // 2)) == pytest.approx((step + (call.flops - step) / 2) / call.flops)
+    saved = 100 * (call.flops - step) / 2 / sum(c.flops for c in built.program.step_calls)
+    assert half.of_work == pytest.approx(100 - saved)
+    text = "\n".join(map(str, report.forecast(half, datetime(2026, 1, 1))[:2]))
+    assert f"at the roofs of this machine, with the {half.of_work:.0f} % of the FLOPs that its data ask for" in text
+
+
+def test_packed_examples_ask_for_the_pairs_inside_them():
+    rng = np.random.default_rng(0)
+    T = 16
+    for window in (0, 3, 40):
+        cuts = np.sort(rng.integers(0, T, (3, T)), axis=1)
+        starts = np.minimum(cuts, np.arange(T)).astype(np.int32)
+        hidden, of_all = (scored(np.zeros((3, 1, T, T)), s, window)[2] for s in (starts, None))
+        want = (~np.broadcast_to(hidden, (3, 1, T, T))).sum() / (3 * (~of_all).sum())
+        assert ops.gqa_forward.asked(starts, window) == pytest.approx(want)
+    assert ops.attention_backward.asked(np.empty(0, np.int32), 0) == 1
+
+
+def test_steps_faster_than_the_roofs_take_them_out_of_the_plan(tmp_path):
+    settings = Settings(**TINY, val_every=0)
+    slow = replace(ROOFS, gflops=1e-6)
+    planned = forecast.forecast(settings, slow)
+    assert planned.roof_ms > 500
+    ticks = count(step=0.5)
+    found = measured(planned, prepare(settings), tmp_path, clock=lambda: next(ticks))
+    assert (found.step_ms, found.mean_ms, found.roof_ms) == (500, 500, None)
+    assert {o.roof_ms for o in found.options} == {None}
+    with report.OUT.capture() as shown:
+        report.show(report.forecast(found, datetime(2026, 1, 1)))
+    assert "at the roofs" not in shown.get()
 
 
 def test_checkpoints_and_final_weights_count_and_none_stays(tmp_path, monkeypatch):

@@ -102,6 +102,16 @@ def test_a_starter_is_right(op):
         assert check(registry.KERNELS[op, "mine"], case).verdict == "PASS"
 
 
+def test_the_example_of_the_toolkits_page_is_right():
+    page = (Path(__file__).parents[1] / "docs" / "kernels" / "toolkit.md").read_text()
+    (text,) = re.findall(r"(?s)```python\n(.*?)```", page)
+    for variant, code in {"mine": text, "wrong": text.replace("+ ONE", "- ONE").replace('"mine"', '"wrong"')}.items():
+        Path(f"{variant}.py").write_text(code)
+        cpuopt.kernels.load_all([f"{variant}.py"])
+        found = {check(registry.KERNELS["silu_forward", variant], c).verdict for c in quick_cases(ops.silu_forward)}
+        assert ("FAIL" in found) == (variant == "wrong")
+
+
 def test_new_kernel_writes_a_file_once(capsys):
     assert cli.main(["new-kernel", "gelu_forward"]) == 0
     assert "next: cpuopt lab gelu_forward.py" in capsys.readouterr().out
@@ -192,6 +202,7 @@ def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
     assert [session.whole(rows) for rows in ([], [done], [done, under_way])] == [False, True, False]
     assert verb.keep(Path("runs"), plan, [done, under_way]) is None
     assert not Path("runs").exists()
+    done.found["alone"] = {"verdict": "faster"}
     done.found["inspect"] = {"summary": {"loops": 1}, "blocks": ["a" * 10_000]}
     assert verb.keep(Path("runs"), plan, [done])
     (entry,) = records.entries(Path("runs"))

@@ -342,8 +342,9 @@ def summary(result: RunResult, job: Job) -> list[str]:
             lines.append(f"lowest {s['val_loss'][str(s['best_step'])]:.4f}, after step {s['best_step']}")
     if s["steps"]:
         also = f", median {four(s['step_ms_median'])}" if apart(s["step_ms_quiet"], s["step_ms_median"]) else ""
+        rate = result.profile.tokens_per_s if result.profile else s["tokens_per_s"]
         lines.append(
-            f"{s['tokens_per_s']:,.0f} tokens/s, {four(s['step_ms_quiet'])} ms a step (lower quartile{also}); "
+            f"{rate:,.0f} tokens/s, {four(s['step_ms_quiet'])} ms a step (lower quartile{also}); "
             f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
     if s["weights"]:
