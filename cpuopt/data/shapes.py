@@ -234,7 +234,7 @@ def _message(x: Any, where: str) -> Message:
 def _require_read(table: dict[str, Any], what: str, where: str) -> None:
     """Refuse a name that changes what is learnt and is not read; one whose value is empty says nothing."""
     for name, why in WHY[what].items():
-        if table.get(name) not in (None, "", [], {}) and (name, table[name]) != ("weight", 1):
+        if table.get(name) not in (None, "", "[]", [], {}) and (name, table[name]) != ("weight", 1):
             raise ValueError(f"{where} has {name!r}, which is not read: {why}")
 
 

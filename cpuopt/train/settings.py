@@ -103,10 +103,12 @@ class Settings:
         False, "Put as many examples into a row as fit; each attends to itself alone, from position 0 on."
     )
     truncate: bool = setting(
-        False, "Cut chats that are longer than a row, even if more than a hundredth of the tokens is lost.", free=True
+        False,
+        "Allow chats that are longer than a row to be cut, even if more than a hundredth of the tokens is lost.",
+        free=True,
     )
     skip_invalid: bool = setting(
-        False, "Leave out, and count, examples that cannot be read, such as tool calls and empty answers."
+        False, "Allow invalid examples, such as tool calls and empty answers; they are left out and counted."
     )
     tokenizer: str | None = setting(
         None,
