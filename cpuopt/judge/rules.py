@@ -8,7 +8,7 @@ whatever it does not name is refused. ``tests/judge/test_rules.py`` has a kernel
 from __future__ import annotations
 
 import ast
-import builtins
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -94,8 +94,8 @@ NUMPY = TYPES | words(
 ARRAYS = ("zeros", "ones", "full")
 COMPILED = {n for n in NUMPY if n.startswith(ARRAYS)} | words("where sum max min mean prod cumsum argmax argmin")
 """What only compiled functions may call: in Python some make arrays, and others read a type from a text."""
-BUILTINS = words("range len min max abs int float bool round divmod")
-PYTHONS = frozenset(dir(builtins))
+BUILTINS = {f.__name__: f for f in (range, len, min, max, abs, int, float, bool, round, divmod)}
+PYTHONS = frozenset(vars(sys.modules["builtins"]))
 ATTRIBUTES, METHODS = {"shape", "size", "ndim", "T"}, {"reshape", "sum", "max", "min", "mean"}
 KERNEL_OPTIONS = {"scratch", "parallel", "fastmath", "skips", "narrow"}
 HELPER_OPTIONS = {"parallel", "fastmath", "forceinline"}
@@ -109,14 +109,14 @@ CONSTANTS = (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Una
              ast.Compare, ast.Subscript)  # fmt: skip
 
 
-def importing(name: str, *more: Any) -> Any:
+def importing(name: str, *_: Any) -> Any:
     """Import as ``__import__`` does, from the modules that a candidate may name; NumPy also imports its own parts."""
     if name not in {*MODULES, __name__} and name.partition(".")[0] != "numpy":
         raise ImportError(f"a candidate may not import {name}")
-    return builtins.__import__(name, *more)
+    return import_module(name)
 
 
-NAMES: dict[str, Any] = {name: getattr(builtins, name) for name in sorted(BUILTINS)} | {"__import__": importing}
+NAMES: dict[str, Any] = {**BUILTINS, "__import__": importing}
 """The ``__builtins__`` of a candidate. The rules are the wall; behind it, a name that they let through is not there."""
 GUARD = "from cpuopt.judge.rules import NAMES as __builtins__"
 """The first line of an adopted file, by which its functions have those names alone."""
@@ -429,6 +429,8 @@ class _Body:
             case ast.For() | ast.While() if node.orelse:
                 file.refuse("syntax", node, "else of a loop")
             case ast.Expr() if not isinstance(node.value, ast.Call):
+                file.refuse("syntax", node, _shown(node))
+            case ast.AugAssign(op=ast.BitOr()) if self.texts:  # which would write to the sizes that were passed
                 file.refuse("syntax", node, _shown(node))
             case _:
                 pass

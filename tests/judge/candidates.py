@@ -196,7 +196,8 @@ KEPT = [
     "def f(a):\n    return lambda s: len(a)\n\n\nX = f([('x', 1)])",
     "from cpuopt.kernels.toolkit.fastmath import EXACT\n\n\n@helper()\ndef f(x):\n    return len(EXACT)",
     *(SIZED.format(x) for x in ["a, *b = a", "x = np.zeros(1, 'O')", "x = np.float32(1, dtype=a)"]),
-    *(SIZED.format(x) for x in ["a.x += 1", "a['N'] += 1", "for a[0] in a:\n        pass", "size.n = 1"]),
+    *(SIZED.format(x) for x in ["a.x += 1", "a['N'] += 1", "a |= (('N', 1),)", "size.n = 1"]),
+    SIZED.format("for a[0] in a:\n        pass"),
     *(SIZED.format(x) for x in ["x = np.cumsum(a)", "x = a.sum(None, 'O')"]),
     *("X = np.ones(3)", "X = np.sum((1, 2))", "X = np.exp(1.0, dtype='O')", "X = np.where(1, 2, 3)"),
 ]  # fmt: skip
