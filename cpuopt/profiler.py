@@ -25,7 +25,7 @@ import numpy as np
 from .errors import UserError
 from .machine import Others, commits_of, describe, origin
 from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
-from .measure.quartile import lower_quartile
+from .measure.quartile import LEAST, lower_quartile
 from .measure.roofline import BF16, FMA, Roofs, fits
 
 if TYPE_CHECKING:
@@ -257,10 +257,6 @@ class Profiled(Trainable, Protocol):
     settings: Any
     choice: Any
     checked: list[dict[str, Any]]
-
-
-LEAST, MOST, ENOUGH_S = 5, 20, 1.0
-"""The least and the most steps of a profile if no number is given; between them, it ends when it has taken so long."""
 
 
 def profile(

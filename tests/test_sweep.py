@@ -20,6 +20,7 @@ from cpuopt.lab import ab, sweep
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report.html import sweep as page
 from cpuopt.train.job import Settings
+from cpuopt.wording import text_of
 
 ROOFS = Roofs(
     1, (Level("L2", 1 << 16), Level("memory", None)), 100.0, {"L2": {"read": 100.0}, "memory": {"read": 10.0}}, 1.0
@@ -86,6 +87,26 @@ def test_sizes_that_make_no_call_are_left_out(monkeypatch):
     assert plan.skipped == ["N=100000: its check needs about 0.0 GB, and 0.0 GB are available"]
     with pytest.raises(UserError, match="no size makes a call; C=33: NH=2 does not divide"):
         sweep.plan(ops.attention_forward, {"C": [33]}, {}, TINY)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "why"),
+    [
+        ({}, "float32", "it is asked because --sizes lacks {}"),
+        (dict.fromkeys(ops.rmsnorm_forward.symbols[1:], 64), "bf16", "it is asked because --dtype bf16 takes types"),
+    ],
+)
+def test_a_model_without_the_op_is_refused_before_anything_is_loaded(monkeypatch, capsys, given, dtype, why):
+    assert ops.rmsnorm_forward.symbols[0] == "BT"
+    left = ", ".join(ops.rmsnorm_forward.symbols[1:])
+    said = f"rmsnorm_forward: gpt2-tiny does not call it; add --model llama-tiny; {why.format(left)}"
+    with pytest.raises(UserError, match=re.escape(said)):
+        sweep.plan(ops.rmsnorm_forward, {"BT": [8]}, given, replace(TINY, dtype=dtype))
+    monkeypatch.setattr("cpuopt.isolate.child.Child.__enter__", lambda child: pytest.fail("a child was started"))
+    sizes = [f"--sizes={text_of(given)}"] if given else []
+    flags = ["--over", "BT=8", "--model", "gpt2-tiny", "--dtype", dtype, *sizes]
+    assert cli.main(["sweep", "rmsnorm_forward", *flags]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("over", "given", "said"), [

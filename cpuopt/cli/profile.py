@@ -18,7 +18,7 @@ from math import inf
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..machine import beside_others
-from ..profiler import ENOUGH_S, LEAST, MOST
+from ..measure.quartile import ENOUGH_S, LEAST, MOST
 from ..train import settings
 from . import common, ranks
 from .common import settings_of, shared, show, start_numba
@@ -31,7 +31,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--steps",
         type=int,
         metavar="N",
-        help=f"Profile this many steps. Default: as many as take {ENOUGH_S:g} s, {LEAST} to {MOST}; several ranks "
+        help=f"Run and time this many steps. Default: as many as take {ENOUGH_S:g} s, {LEAST} to {MOST}; several ranks "
         f"{MOST}.",
     )
     ranks.flags(p)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ..train import settings
 from . import common
@@ -50,7 +51,10 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status: 1 if a kernel is wrong, 130 after Ctrl-C."""
+    from .. import ops
     from ..lab import sweep
+    from ..models import is_own
+    from ..train.job import Settings, sized
 
     over = sweep.parse_all(args.over)
     fixed = common.sizes_by_symbol(args.sizes)[0] if args.sizes else {}
@@ -65,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
     from ..report.html import sweep as page
 
     common.check_targets(args)
+    job: dict[str, Any] = {k: getattr(args, k) for k in ("model", "B", "T", "dtype")}
+    if args.op in ops.ALL and not is_own(args.model):  # refused before kernels are loaded and roofs measured
+        sweep.plan(ops.ALL[args.op], over, fixed, sized(Settings(**job)), args.layer)
     threads = args.threads or common.cores()
     with Child(worker.__name__, args.kernels, threads, args.limit) as child:
         added = [(k["op"], k["variant"]) for k in child.start()]
@@ -72,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
         mine = [v for op, v in added if op == args.op]
         known = dict.fromkeys([*registry.variants(args.op), *mine])
         variants = sweep.default_variants(args.op, args.variants, mine, [*known])
-        job = {k: getattr(args, k) for k in ("model", "B", "T", "dtype")} | {"kernels": child.kernels}
-        plan = sweep.Grid.read(child.ask("plan", op=args.op, over=over, sizes=fixed, settings=job, layer=args.layer))
+        asked = {"over": over, "sizes": fixed, "settings": job | {"kernels": child.kernels}, "layer": args.layer}
+        plan = sweep.Grid.read(child.ask("plan", op=args.op, **asked))
         with console.saying() as say:
             roofs = rates.roofs(threads, say)
             ends = [dict(s.sizes) for s in (plan.shapes[0], plan.shapes[-1])]

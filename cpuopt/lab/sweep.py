@@ -142,7 +142,11 @@ def plan(
         raise UserError(f"--over: {count:,} sizes; expected up to {MOST}")
     left = [s for s in op.symbols if s not in asked]
     if left or settings.dtype != WIDE:
-        first = calls_of(op, settings, layer)[0]
+        try:
+            first = calls_of(op, settings, layer)[0]
+        except UserError as e:
+            why = f"--sizes lacks {', '.join(left)}" if left else f"--dtype {settings.dtype} takes types from a call"
+            raise UserError(f"{e}; it is asked because {why}") from e
         like, source = _shape(first), f"{settings.model or models.DEFAULT} {settings.B}x{settings.T}, {first.layer}"
     else:
         like, source = shape_at(op, {**dict.fromkeys(over, 1), **given}), ""

@@ -31,11 +31,12 @@ from ..kernels.toolkit import threads as numba_threads
 from ..lab import ab
 from ..measure import rates
 from ..measure.comparison import analyses_up_to, summed
+from ..measure.quartile import ENOUGH_S, MOST
 from ..models.own import rows_of
 from ..ops.declaration import Spec
 from ..ops.dequantize import numbers
 from ..ops.storage import WIDE
-from ..profiler import ENOUGH_S, MOST, profile
+from ..profiler import profile
 from ..program.fuse import parse, usual
 from ..program.optimizer import Choice as OptimizerChoice
 from ..program.precision import NARROW

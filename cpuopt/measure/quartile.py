@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 X = TypeVar("X")
+LEAST, MOST, ENOUGH_S = 5, 20, 1.0
+"""The least and the most steps of a profile if no number is given; between them, it ends when it has taken so long."""
 APART = 1.05
 """The ratio of the mean to the lower quartile from which both are shown."""
 
