@@ -110,11 +110,16 @@ def test_every_file_of_a_tokenizer_travels(way, model, adapter, tmp_path):
     assert {name: (out / name).read_bytes() for name in want} == want
     if way is not adapted:
         assert open_weights(out).marks == Marks(A, (B, C), PAD)
-    else:  # an adapter's tokenizer serves a base without one
+    else:  # with an adapter comes the template that it was trained with, unless another vocabulary does
+        (out / "chat_template.jinja").write_text("{{ new }}")
+        found = merge(open_weights(model), [out]).tokenizer
+        assert get_tokenizer(found).chat_templates["default"] == "{{ new }}"
+        merged(model, out, tmp_path / "whole")
+        assert (tmp_path / "whole" / "chat_template.jinja").read_text() == "{{ new }}"
+        larger = Tokenizer.from_file(str(out / "tokenizer.json"))
+        larger.add_tokens([f"<{n}>" for n in range(20)])
+        larger.save(str(out / "tokenizer.json"))
         assert merge(open_weights(model), [out]).tokenizer == str(model / "tokenizer.json")
-        (model / "tokenizer.json").unlink()
-        (model / "tokenizer.model").unlink()
-        assert merge(open_weights(model), [out]).tokenizer == str(out / "tokenizer.json")
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.tokenizers import tokenizer_beside, tokenizer_files
+from ..data.tokenizers import get_tokenizer, tokenizer_beside, tokenizer_files
 from ..errors import UserError
 from ..files import whole_directory, write_files, write_synced
 from ..models import Config, read_object
@@ -208,7 +208,7 @@ def _read_lora(path: Path, given: Mapping[str, Any]) -> Lora:
 def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
     """Add adapters to a model's weights; of several, each adds its product to the same base.
 
-    The tokenizer is that of the base model, or an adapter's if the base has none.
+    An adapter's tokenizer, with its chat template, takes the place of the base model's if it fits.
 
     Raises
     ------
@@ -221,8 +221,17 @@ def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
             raise UserError(f"--adapter {path}: it comes twice, and would be added twice; name each adapter once")
         seen.add(path.resolve())
         read = open_adapter(path, weights.config).merged(weights.read)
-        weights = replace(weights, read=read, tokenizer=weights.tokenizer or tokenizer_beside(path))
+        weights = replace(weights, read=read, tokenizer=_tokenizer_of(path, weights))
     return weights
+
+
+def _tokenizer_of(adapter: Path, weights: Weights) -> str | None:
+    """Return the tokenizer of an adapter, or else of its base model."""
+    own = tokenizer_beside(adapter)
+    try:
+        return own if own and get_tokenizer(own).vocab_size <= weights.config.vocab_size else weights.tokenizer
+    except UserError:  # as without the library that it needs
+        return weights.tokenizer
 
 
 def require_own(config: Config, layers: Iterable[str]) -> None:
