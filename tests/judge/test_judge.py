@@ -98,6 +98,13 @@ def test_a_right_candidate_is_right(name: str, session: Judge) -> None:
     assert (found.verdict, found.reason) == ("right", "")
 
 
+def test_a_narrow_kernel_may_cast_what_it_reads(session: Judge) -> None:
+    text = naive.text_of(ops.matmul_forward).replace('"mine"', '"mine", narrow=True')
+    cast = text.replace("inp[bt, i] * weight[o, i]", "np.float32(inp[bt, i]) * np.float32(weight[o, i])")
+    assert cast != text
+    assert session.check(cast, "matmul_forward").verdict == "right"
+
+
 def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
     assert session.check(as_text("optimized", "softmax"), "softmax_forward").verdict == "right"
 
