@@ -59,7 +59,7 @@ class Prune:
         if isinstance(s.target, ast.Tuple):  # a record is pushed
             return live | self.read([s.value, s.target])
         (name,) = self.roots({base(s.target)})
-        if name not in live or _replaced(s, after):
+        if name not in live or self.replaced(s, after):
             self.dead.add(s)
             return live
         if after and _put_back(s, after):
@@ -67,6 +67,12 @@ class Prune:
         if isinstance(s.target, ast.Name) and type(s) is not Accum:
             live = live - {name}
         return live | self.read(s.reads)
+
+    def replaced(self, s: Assign, after: Stmt | None) -> bool:
+        """Return whether the next statement overwrites the same element without reading it."""
+        if type(after) is not Assign or text(after.target) != text(s.target):
+            return False
+        return not self.roots({base(s.target)}) & self.read(after.held)
 
     def remove(self, block: list[Stmt]) -> bool:
         """Remove what is dead, and loops and branches that are empty; return whether there was any."""
@@ -79,14 +85,7 @@ class Prune:
         return some or block != before
 
 
-def _replaced(s: Assign, after: Stmt | None) -> bool:
-    """Return whether the next statement overwrites the same element without reading it."""
-    same = type(after) is Assign and text(after.target) == text(s.target)
-    return same and base(s.target) not in set().union(*map(names, after.held))  # type: ignore[union-attr]
-
-
-def _put_back(s: Assign, after: Stmt | None) -> bool:
+def _put_back(s: Assign, after: Stmt) -> bool:
     """Return whether the next statement only puts back what this one has read."""
-    return (
-        type(after) is Assign is type(s) and text(after.target) == text(s.value) and text(after.value) == text(s.target)  # type: ignore[union-attr]
-    )
+    both = type(s) is type(after) is Assign
+    return both and text(after.target) == text(s.value) and text(after.value) == text(s.target)  # type: ignore[attr-defined]

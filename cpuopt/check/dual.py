@@ -213,6 +213,8 @@ def _stands(dtype: Any) -> dict[int, Function]:
         for name, function in stand.items():
             if hasattr(home, name) and (home is not np or name not in ("max", "min")):
                 found[id(getattr(home, name))] = function
+    for work in (np.floor, np.ceil, np.trunc):  # NumPy's are floats, also of what is not finite
+        found[id(work)] = lambda x, work=work: work(plain(x))
     return found
 
 

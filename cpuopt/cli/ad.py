@@ -1,6 +1,11 @@
 """``cpuopt ad``: print the backward kernel generated from a forward kernel, and the reasons of its plan.
 
-The backward is derived from the source of the forward. --plan lists which values are kept, computed again or recorded.
+The backward is derived from the source of the forward. A comment above each group of lines has the forward's line:
+
+    # 21: out[i] = x * inp[i]
+    dinp[i] += dout[i] * x
+
+--plan lists which values are kept, computed again or recorded.
 
 Examples::
 

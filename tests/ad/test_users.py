@@ -1,7 +1,9 @@
 """What a user sees of it: an op from one kernel, the command line, gradient checks, the variant in training."""
 
 import json
+import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from cpuopt.cli import main
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
-from cpuopt.ops.declaration import N, inp, out
+from cpuopt.ops.declaration import N, index, inp, out
 
 
 def square_forward(out, inp):
@@ -220,3 +222,44 @@ def test_a_cast_to_float32_roughens_no_comparison():
     cast = differentiable(out("out", N), inp("inp", N))(cast_forward)
     (found,) = check_gradient(cast.backward)
     assert found.error < 1e-14
+
+
+def truncated(y, x, n):
+    for i in prange(x.shape[0]):
+        y[i] = x[i] * math.trunc(3.0 * x[i])
+        for _ in range(n[i]):
+            y[i] += np.trunc(x[i])
+
+
+def test_an_index_may_stay_below_a_number_and_a_kernel_may_truncate():
+    op = differentiable(out("y", N), inp("x", N), index("n", N, below=3))(truncated)
+    assert {r.verdict for r in op.check()} == {"PASS"}
+
+
+MADE: dict[str, Any] = {}
+exec("def made(y, x):\n    for i in range(x.shape[0]):\n        y[i] = x[i]", MADE)
+ODD = {
+    "by exec": (MADE["made"], "made has no source to read"),
+    "a lambda": (lambda y, x: None, "<lambda> has no source to read"),
+    "a lambda by eval": (eval("lambda y, x: None"), "<lambda> has no source to read"),
+    "builtin": (len, "built-in function len> is no Python function"),
+    "of numpy": (np.sin, "'sin'> is no Python function"),
+    "number": (7, "7 is no Python function"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_function_without_source_is_an_error_of_one_line(kind):
+    function, why = ODD[kind]
+    with pytest.raises(UserError, match=why) as e:
+        differentiable(out("y", N), inp("x", N))(function)
+    assert "\n" not in str(e.value)
+    assert "def" in str(e.value)  # what to write
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "N", True, None])
+def test_a_size_is_a_symbol_or_a_whole_number(size):
+    for declare in (lambda: out("y", size), lambda: inp("y", N, size), lambda: index("y", N, below=size)):
+        with pytest.raises(UserError, match=re.escape(f"'y' has the size {size!r}; expected a whole number above 0")):
+            declare()
+    assert str(index("y", N, below=np.int64(3)).below) == "3"

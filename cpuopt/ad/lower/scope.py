@@ -42,14 +42,14 @@ def source_of(function: Any) -> tuple[FunctionType, dict[int, str], ast.Function
     plain = getattr(plain, "written_as", plain)
     try:
         lines, first = inspect.getsourcelines(plain)
-    except (OSError, TypeError):
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
         name = getattr(plain, "__name__", repr(plain))
         raise UnsupportedError(
-            f"{name} has no source to read: it is no Python function, or was made by exec or at a prompt; "
+            f"{name} has no source to read: it was made by exec, at a prompt or by lambda; "
             "write it to a file with def, and import it"
         ) from None
     first = max(first, 1)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
     ast.increment_lineno(tree, first - 1)
     node = tree.body[0]
     found = {first + i: line.rstrip("\n") for i, line in enumerate(lines)}
