@@ -5,6 +5,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.models import parse
-from cpuopt.train.job import Settings, data_of, prepare
+from cpuopt.train.job import Settings, data_of, prepare, with_data
 
 TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "No")]
 NAMES = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -576,11 +577,20 @@ def test_packed_padded_and_one_by_one_give_the_same_gradients(model):
 def test_two_ranks_share_packed_rows():
     lines(*pairs(20))
     settings = Settings(
-        model="llama-tiny", data="c.jsonl", pack=True, B=2, T=64, total_batch=256, threads=1, variant="vanilla"
+        model="llama-tiny",
+        data="c.jsonl",
+        pack=True,
+        B=2,
+        T=64,
+        total_batch=256,
+        threads=1,
+        variant="vanilla",
+        epochs=2,
     )
 
     def steps(comm):
         job = prepare(settings, comm=comm)
+        assert job.settings.steps == len(job.batches)  # of two micro-batches each
         return [job.take_step().loss for _ in range(2)], job.engine.parameters()["model.norm.weight"].tobytes()
 
     alone = Team(1).run(steps)
@@ -609,6 +619,11 @@ def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
     job.settings.check_steps()
     seen = job.settings.steps * job.settings.micro_batches
     assert 3 * n <= seen < 3 * n + job.settings.micro_batches * (job.settings.local_steps or 1)
+
+
+def test_inputs_that_a_model_brings_have_no_epochs():
+    with pytest.raises(UserError, match=r"^--epochs 1: the model brings its inputs, which have no end; take --steps"):
+        with_data(Settings(epochs=1), SimpleNamespace(inputs=lambda B, T: "given"), None)
 
 
 def test_a_run_of_epochs_is_that_of_its_steps_and_goes_on_to_more(capsys):
