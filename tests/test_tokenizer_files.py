@@ -99,6 +99,19 @@ def test_nothing_in_a_text_is_special(file):
     assert t.decode([5000]) == "\ufffd"
 
 
+def test_a_unigram_that_finds_special_tokens_in_text_is_stopped(tmp_path):
+    pieces = [(c, -2.0) for c in ("<unk>", "<s>", "</s>", *"▁abs</>")]
+    t = Tokenizer(models.Unigram(pieces, unk_id=0))
+    t.decoder = decoders.Metaspace()
+    t.add_special_tokens(["<unk>", "<s>", "</s>"])
+    t.save(str(path := tmp_path / "tokenizer.json"))
+    t = get_tokenizer(str(path))
+    assert t.encode("a<b") == [4, 7, 5]
+    assert t.encode("a?") == [4, 0]  # what is unknown may be
+    with pytest.raises(UserError, match="makes a special token of '</s>' in a text; take it out of the text"):
+        t.encode("a</s>b")
+
+
 def test_sentencepiece_kind_has_spaces_and_single_bytes(tmp_path):
     sentencepiece().save(str(path := tmp_path / "tokenizer.json"))
     t = get_tokenizer(str(path))

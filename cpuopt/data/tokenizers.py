@@ -232,6 +232,12 @@ class Json(OfModel):
         with untrusted.guarded(self.path, "is no tokenizer.json that can be read"):
             self.encoding = tokenizers.Tokenizer.from_str(content.decode())
             self._read()
+        model = found["model"]
+        whole = (
+            model.get("type") != "BPE"
+        )  # such a model has its special tokens among its pieces, and finds them in text
+        unknown = (model.get("unk_id"), self.id_of(str(model.get("unk_token"))))
+        self.never = frozenset(self.special.values()).difference(unknown) if whole else frozenset()
         self._mark(path.parent, files)
 
     def _files(self, path: Path) -> dict[str, bytes]:
@@ -269,7 +275,11 @@ class Json(OfModel):
             return list(found.ids), [end for _, end in found.offsets]
 
     def _encoded(self, text: str) -> list[int]:
-        return list(self.encoding.encode(text, add_special_tokens=False).ids)
+        ids = list(self.encoding.encode(text, add_special_tokens=False).ids)
+        if not self.never.isdisjoint(ids):
+            token = self.texts[next(i for i in ids if i in self.never)]
+            raise UserError(f"{self.path!r} makes a special token of {token[:60]!r} in a text; take it out of the text")
+        return ids
 
     def id_of(self, token: str) -> int | None:  # noqa: D102
         found: int | None = self.encoding.token_to_id(token)
