@@ -138,6 +138,7 @@ class DifferentiableOp:
         self.moved = [a.name for a in args if a.kind == "in"]
         self.forward.reference.kernel = self.function  # type: ignore[attr-defined]
         self.forward.reference.run = self._run  # type: ignore[attr-defined]
+        self.forward.reference.judge = self.judge  # type: ignore[attr-defined]
         self._refuse_arguments()
         self.backward = self._declare_backward(flops)
         kernel = registry.Kernel(self.forward, registry.BASE, self.compiled)
@@ -388,7 +389,7 @@ class DifferentiableOp:
                 source=self.source, inverts=forward, unfit=forward.unfit,
                 reference=self._named(self._run_backward, [a.name for a in [*gradients, *given, *args]]),
             )  # fmt: skip
-            op.reference.run = self._run_backward  # type: ignore[attr-defined]
+            op.reference.run, op.reference.judge = self._run_backward, self.judge  # type: ignore[attr-defined]
             forward.backwards[:] = [op]
             return op
 

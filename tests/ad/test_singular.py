@@ -7,7 +7,8 @@ from numba import prange
 
 from cpuopt import differentiable
 from cpuopt.ad import differentiate, finite
-from cpuopt.check import dual
+from cpuopt.check import dual, worker
+from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
 from cpuopt.kernels.compile import jit
 from cpuopt.ops.declaration import N, inp, out
@@ -110,8 +111,18 @@ def test_a_gradient_that_is_not_a_number_where_the_forward_has_a_slope_is_refuse
             rho = np.sqrt(x[i] * x[i] + y[i] * y[i])
             s[i] = rho if rho > 1e-6 else 1e-6
 
+    op = differentiable(*declared)(clamped_again)
+    asked = {
+        "op": op.backward.name,
+        "variant": "generated",
+        "case": Case({"N": 8}).to_json(),
+        "threads": [1],
+        "seed": 0,
+    }
     with pytest.raises(UserError, match="disagrees with the slope of its forward"):
-        differentiable(*declared)(clamped_again).judge()
+        op.judge()
+    with pytest.raises(UserError, match="disagrees with the slope of its forward"):
+        worker.check(asked, print)  # what `cpuopt check` does
 
 
 def test_compiled_in_float32_a_sigmoid_has_a_gradient_everywhere():
