@@ -85,7 +85,7 @@ def test_an_unknown_type_is_refused(capsys):
 
 def test_a_profile_names_the_types(capsys):
     assert cli.main(["profile", *FLAGS, "--steps", "3", "--json"]) == 0
-    rows = {r["op"]: r for r in json.loads(capsys.readouterr().out)["ops"]}
+    rows = {r["label"]: r for r in json.loads(capsys.readouterr().out)["ops"]}
     assert rows["AdamW"]["types"] == ["float32"]
     assert rows["Matmul Forward"]["types"] == ["bfloat16", "float32"]
     assert cli.main(["profile", *FLAGS, "--steps", "3", "--html", "p.html"]) == 0

@@ -218,7 +218,7 @@ def test_a_profile_has_the_rows_of_both_phases():
         return profiler.profile(model="tiny", B=B, T=T, choice=Choice("optimized"), warmup=0)
 
     (profile, _) = Team(2).run(work)
-    rows = {r.op: r for r in profile.ops}
+    rows = {r.label: r for r in profile.ops}
     assert all(rows[label].ms > 0 for label in ("Copy", "Subtract", "Exchange", "Wait for ranks", "Nesterov"))
     assert {r.phase for r in profile.layers if r.layer == "bucket.0"} >= {"start", "outer"}
 
