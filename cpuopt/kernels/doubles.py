@@ -14,17 +14,18 @@ import numpy as np
 from ..ad.lower.scope import outside, source_of
 from ..ad.trees import last_name
 from ..errors import UserError
+from ..ops.storage import WIDE
 from .registry import Kernel
 
-INT, SINGLE, DOUBLE = "integer", "float32", "float64"
-CASTS = {"float32": SINGLE, "float64": DOUBLE, "float": DOUBLE}
+INT, SINGLE, DOUBLE = "integer", WIDE, "float64"
+CASTS = {WIDE: SINGLE, "float64": DOUBLE, "float": DOUBLE}
 CASTS |= dict.fromkeys(("int", "int32", "int64", "uint64", "len", "floor", "ceil", "trunc", "bool"), INT)
 ALIKE = {"abs", "fabs", "max", "min", "maximum", "minimum", "sign", "clip"}
 """Functions whose result is of the widest type of their arguments; that of any other is a float."""
 
 
 def note(kernel: Kernel) -> str:
-    """Say where the text of a user's kernel computes in float64 with what is float32; "" if nowhere."""
+    """Return a sentence that names the line of a user's kernel from which it computes in float64; "" if none does."""
     plain = getattr(kernel.function, "py_func", kernel.function)
     if (getattr(plain, "written_as", plain).__module__ or "").startswith(("cpuopt.", "cpuopt_generated.")):
         return ""
@@ -36,7 +37,7 @@ def note(kernel: Kernel) -> str:
     known |= {f"{a.name}_add": INT for a in kernel.op.args}
     found = Doubles(known, outside(plain), node).first if node else 0
     said = f"{kernel.name} computes in float64 from line {found} on: '{source.get(found, '').strip()}'"
-    return f"{said}; if float32 is enough, write np.float32(...) around its numbers" if found else ""
+    return f"{said}; if {WIDE} is enough, write np.{WIDE}(...) around its numbers" if found else ""
 
 
 class Doubles(ast.NodeVisitor):
@@ -55,7 +56,7 @@ class Doubles(ast.NodeVisitor):
         self.first = min(self.made, default=0)
 
     def visit_Assign(self, s: ast.Assign) -> None:
-        """Give its targets the type of its value."""
+        """Note the type of its value for its targets."""
         found = self.type(s.value)
         for target in s.targets:
             self.put(target, found)
