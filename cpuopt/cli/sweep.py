@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     common.check_targets(args)
     job: dict[str, Any] = {k: getattr(args, k) for k in ("model", "B", "T", "dtype")}
-    if args.op in ops.ALL and not is_own(args.model):  # refused before kernels are loaded and roofs measured
+    if args.op in ops.ALL and not is_own(args.model or ""):  # refused before kernels are loaded and roofs measured
         sweep.plan(ops.ALL[args.op], over, fixed, sized(Settings(**job)), args.layer)
     threads = args.threads or common.cores()
     with Child(worker.__name__, args.kernels, threads, args.limit) as child:
