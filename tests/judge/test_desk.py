@@ -206,7 +206,8 @@ def test_no_right_result_lies_in_an_array_before_a_secret_call() -> None:
         for outs in ("other", "almost"):
             timed.fill("A", outs, "nan", 1)
             found = timed.slots[0]["out"]
-            alike = max(float(np.mean(found == s.wanted.values["out"])) for s in timed.sets)
+            wanted = [s.wanted.values["out"] for s in timed.sets]
+            alike = max(float(np.mean((found == x) & (x != 0))) for x in wanted)  # half of all results are 0
             assert (alike < 0.1) == secret
 
 

@@ -93,7 +93,7 @@ def test_a_file_that_is_another_one_in_each_process_does_not_train(capsys: Any) 
     run = ["train", "--model", "gpt2-tiny", "-B", "1", "-T", "8", "--steps", "1", "--variant", "vanilla"]
     assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 2
     assert "mine] is not the same in the process that judges it and in this one" in capsys.readouterr().err
-    assert not Path("runs").exists()
+    assert verb == "lab" or not Path("runs").exists()  # each round of lab has a record
 
 
 WRONG_IN_CHECK_ONLY = "out[0] += np.abs(inp).max() > 1000"
