@@ -161,6 +161,22 @@ def test_a_kernel_that_calls_a_parallel_one_loads_before_threads_were_started(tm
     assert said == [["2", "5.0"], ["0", "5.0"]]
 
 
+FIRST = """
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.kernels.toolkit.threads import threading_layer
+
+KERNELS["matmul_forward", "optimized"].compile()
+print(threading_layer())
+"""
+
+
+def test_machine_code_that_starts_threads_is_loaded_when_they_are_there(tmp_path):
+    """A kernel that is not parallel itself; without them its call of `numba_parallel_for` went to address 0."""
+    (tmp_path / "first.py").write_text("from cpuopt import kernels" + FIRST)
+    for _ in range(2):  # compiled, then loaded
+        assert run(tmp_path / "first.py", cache=tmp_path / "cache").stdout.split()[-1] != "yet"
+
+
 STALE = {
     "deep.py": "K = 2\n",
     "helpers.py": "import numba\nimport deep\n\n@numba.njit(cache=True)\ndef factor(x):\n    return x * deep.K\n",

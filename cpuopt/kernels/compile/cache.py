@@ -36,8 +36,10 @@ from .numba_internals import unsupported
 
 if not unsupported():
     from . import libraries
-    from .numba_internals import caching, compiler, serialize, sigutils
+    from .numba_internals import caching, compiler, parallel, serialize, sigutils
 
+PARALLEL = b"numba_parallel_for"
+"""The function of numba's threads that machine code calls, which an engine must know when it loads the code."""
 _counts = collections.Counter(hits=0, misses=0, saved=0)
 _made_from: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """The digest of each dispatcher and intrinsic when this process compiled it: numba froze its globals then."""
@@ -220,6 +222,8 @@ class _KernelCache:
     def load(self, content: Any, target: Any) -> Any:
         """Bring an entry into memory, and its machine code if it has one."""
         libdata, *rest = content
+        if libdata[1] == "object" and PARALLEL in libdata[2][0]:
+            parallel._launch_threads()  # which defines it: numba does so for a parallel function, and not for its callers
         with libraries.own_engine(target):
             result = compiler.CompileResult._rebuild(target, libdata, *rest)
         result.library._reload_init.update(result.reload_init)  # for those that it is linked into
