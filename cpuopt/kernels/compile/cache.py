@@ -223,7 +223,7 @@ class _KernelCache:
         """Bring an entry into memory, and its machine code if it has one."""
         libdata, *rest = content
         if libdata[1] == "object" and PARALLEL in libdata[2][0]:
-            parallel._launch_threads()  # which defines it: numba does so for a parallel function, and not for its callers
+            parallel._launch_threads()  # defines it; numba does so for a parallel function, not for its callers
         with libraries.own_engine(target):
             result = compiler.CompileResult._rebuild(target, libdata, *rest)
         result.library._reload_init.update(result.reload_init)  # for those that it is linked into
