@@ -370,7 +370,7 @@ def test_make_train_ends_with_a_sample():
 
 def test_runs_list_has_the_time_of_a_step_that_train_said(run):
     out = run("train", "--steps", "3")
-    (ms,) = re.findall(r", (\S+ ms a step \(median\));", out)
+    (ms,) = re.findall(r", (\S+ ms a step) \(lower quartile", out)
     assert f"  {ms}, gpt2-tiny 2x16" in run("runs", "list", job=False)
 
 

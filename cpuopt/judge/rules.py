@@ -34,7 +34,7 @@ RULES: Mapping[str, str] = {
     "option": "the options scratch, parallel, fastmath, skips and narrow of a kernel; of a helper forceinline too",
     "signature": "parameters without defaults, annotations or stars",
     "syntax": "arithmetic, comparisons, assignments, for, while, if, return, subscripts, tuples and calls",
-    "text constant": "no text in a function but its docstring",
+    "text constant": "no text in a function but its docstring, and sizes['N'] in one that sizes scratch",
     "literal": "whole numbers of 64 bits",
     "call": "calls of functions of the file, the toolkit, np and math, and of a few of Python's",
     "numpy": "NumPy's types and elementwise functions, sums, and arrays of one value",
@@ -264,13 +264,22 @@ class _Text:
                 self.types |= {name.id} if _is_type(value) else set()
                 self.bind(name.id, kind if kind in ("function", "list") else "constant", node)
 
-    def option(self, node: ast.expr) -> None:
-        """Check what an option of a kernel may be: a constant, or a list, which no function can name and so change."""
-        for x in node.elts if isinstance(node, ast.List | ast.Set) else [node]:
+    def option(self, node: ast.expr, named: bool = True) -> None:
+        """Check what an option of a kernel may be: a constant, or a list, which no function can name and so change.
+
+        Parameters
+        ----------
+        named : whether it has a name in the file; otherwise a tuple may be in place of the list.
+        """
+        of = (ast.List, ast.Set) if named else (ast.List, ast.Set, ast.Tuple)
+        for x in node.elts if isinstance(node, of) else [node]:
             starred = isinstance(x, ast.Starred) and isinstance(node, ast.List)
-            named = x.value if starred and isinstance(x, ast.Starred) else x
-            if not (isinstance(named, ast.Name) and self.bound.get(named.id) == "list" and (starred or x is node)):
-                self.constant(x, sizes=True)
+            other = x.value if starred and isinstance(x, ast.Starred) else x
+            if isinstance(other, ast.Name) and self.bound.get(other.id) == "list" and (starred or x is node):
+                continue
+            for part in x.elts if isinstance(x, ast.Tuple) and x is not node else [x]:
+                if x is node or not _is_word(part):  # the names of scratch and of gradients
+                    self.constant(part, sizes=True)
 
     def constant(self, node: ast.AST, *, sizes: bool = False) -> None:
         """Check what the child computes when it loads the text: numbers, and with `sizes` functions of sizes too."""
@@ -282,6 +291,8 @@ class _Text:
         match node:
             case ast.Constant():
                 self.literal(node)
+                if _is_word(node):  # its arithmetic shows addresses: '%r' % (function,)
+                    self.refuse("constant", node, _shown(node))
             case ast.Name():
                 if self.bound.get(node.id) not in ("function", "constant"):
                     self.refuse("name", node, f"{node.id!r}, which is no constant or function that is defined above")
@@ -355,7 +366,7 @@ class _Text:
         for k in d.keywords:
             if k.arg not in allowed:
                 self.refuse("option", d, f"the option {k.arg}=")
-            self.option(k.value)
+            self.option(k.value, named=False)
 
     def sized_by(self, node: ast.Lambda, around: _Body | None = None) -> None:
         a = node.args
@@ -451,7 +462,7 @@ class _Body:
         match node:
             case ast.Constant():
                 file.literal(node)
-                if isinstance(node.value, str) and not self.texts:
+                if _is_word(node):
                     file.refuse("text constant", node, _shown(node))
             case ast.Name():
                 if not self.holder(node.id) and file.meaning(node.id) not in ("function", "constant"):
@@ -472,7 +483,7 @@ class _Body:
                 pass
         if not isinstance(node, ast.Call | ast.Attribute):
             for child in ast.iter_child_nodes(node):
-                if isinstance(child, ast.expr):
+                if isinstance(child, ast.expr) and not (self.texts and child is _key(node)):
                     self.expression(child)
 
     def attribute(self, node: ast.Attribute, called: bool) -> None:
@@ -528,7 +539,21 @@ def _stored(node: ast.AST) -> Iterator[str]:
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return isinstance(node, ast.Expr) and _is_word(node.value)
+
+
+def _is_word(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _key(node: ast.expr) -> ast.expr | None:
+    """Return the text by which a size is asked for, as in ``sizes["N"]`` and ``"N" in sizes``."""
+    match node:
+        case ast.Subscript(slice=ast.Constant(str()) as key, ctx=ast.Load()):
+            return key
+        case ast.Compare(left=ast.Constant(str()) as key, ops=[ast.In()]):
+            return key
+    return None
 
 
 def _sizes(node: ast.List | ast.Set) -> bool:

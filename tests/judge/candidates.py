@@ -166,6 +166,9 @@ NAMES = [
     "def made(x):\n    def f(y):\n        return y\n    return f",
     *("X = np.sum.__globals__", "X = np.exp.__class__", "X = max.__self__", "X = math", "X = __builtins__"),
     "X = __name__",
+    # arithmetic on texts shows addresses
+    *("X = '%r' % (max,)", "X = 'abc'", "X = ('a', 'b')", "X = int('9', 16)", "X = len('abc')", "X = 'a' * 9"),
+    *(f"def f(a):\n    return {x}" for x in ("'%r' % (a,)", "len('%r' % (f,))", "int('9')", "'N'[0] in a")),
     *("X = helper()(max)", "X = kernel(ops.relu_forward, 'x')(max)", "X = ops.relu_forward", "X = (lambda s: 1)(2)"),
     *("import cpuopt.judge.rules", "from cpuopt.judge.rules import NAMES", "from cpuopt.judge.rules import GUARD as g"),
     *("from cpuopt.judge.rules import NAMES as names", "from cpuopt.judge.rules import importing as __builtins__"),

@@ -115,7 +115,7 @@ class Walk:
             filled[at] = "T" if kind == "name" else self.rng.choice(lines[kind][:usual])
         for at, lines in filled.items():
             text = self.put(text, f"<{at}>", lines or ("b" if self.slots[at] == "name" else "pass"))
-        text = f"{HEAD}\nCODE = '1'\n\n" + text.replace("\npass\n", "\n").removesuffix("\npass") + "\n"
+        text = f"{HEAD}\nCODE = 99\n\n" + text.replace("\npass\n", "\n").removesuffix("\npass") + "\n"
         if self.rng.random() < 0.05:
             text = f"# a comment{self.rng.choice(ENDS)}T(CODE)\n{text}"
         return re.sub(r"\bT\b", self.target, text)
