@@ -61,48 +61,49 @@ class Activity:
         """Return whether a derivative runs through an expression."""
         return any(self.kernel.root(n) in self.active for n in flows(e))
 
-    def leaves(self, s: Assign, e: ast.expr, seed: ast.expr) -> list[Leaf]:
+    def leaves(self, s: Assign, e: ast.expr, seed: ast.expr, divided: bool = False) -> list[Leaf]:
         """The active names and elements that an expression reads, each with the derivative times `seed`.
 
-        The derivative may read `RESULT`, the value of the whole statement.
+        The derivative may read `RESULT`, the value of the whole statement. `divided` is that of `Finite.slope`.
         """
         if not self.is_active(e):
             return []
         if one := rule(self.kernel, e, self.is_active):
             name, args, derivatives = one
             parts = {"x": args[0], "z": args[-1], "y": RESULT}
-            slopes = [self.finite.slope(s, quote(d, **parts), self.finite.singular(name, args[0])) for d in derivatives]
-            found = [self.leaves(s, x, times(seed, d)) if self.is_active(x) else []
+            steep = self.finite.singular(name, args[0])
+            slopes = [self.finite.slope(s, quote(d, **parts), seed, steep, divided) for d in derivatives]
+            found = [self.leaves(s, x, times(seed, d), divided) if self.is_active(x) else []
                      for x, d in zip(args, slopes, strict=True)]  # fmt: skip
             return [leaf for leaves in found for leaf in leaves]
         match e:
             case ast.Name() | ast.Subscript():
                 return [(e, seed)]
             case ast.UnaryOp(op=ast.USub(), operand=x):
-                return self.leaves(s, x, negative(seed))
+                return self.leaves(s, x, negative(seed), divided)
             case ast.UnaryOp(op=ast.UAdd(), operand=x):
-                return self.leaves(s, x, seed)
+                return self.leaves(s, x, seed, divided)
             case ast.BinOp(left=x, op=ast.Add(), right=y):
-                return self.leaves(s, x, seed) + self.leaves(s, y, seed)
+                return self.leaves(s, x, seed, divided) + self.leaves(s, y, seed, divided)
             case ast.BinOp(left=x, op=ast.Sub(), right=y):
-                return self.leaves(s, x, seed) + self.leaves(s, y, negative(seed))
+                return self.leaves(s, x, seed, divided) + self.leaves(s, y, negative(seed), divided)
             case ast.BinOp(left=x, op=ast.Mult(), right=y):
-                a, b = self.finite.slope(s, x), self.finite.slope(s, y)
-                return self.leaves(s, x, times(seed, b)) + self.leaves(s, y, times(seed, a))
+                a, b = (self.finite.slope(s, z, seed, divided=divided) for z in (x, y))
+                return self.leaves(s, x, times(seed, b), divided) + self.leaves(s, y, times(seed, a), divided)
             case ast.BinOp(left=x, op=ast.Div(), right=y):
-                by = self.finite.divisor(y)
+                by = self.finite.divisor(y, seed)
                 over = ast.BinOp(seed, ast.Div(), by)
-                down = negative(ast.BinOp(times(over, self.finite.slope(s, x)), ast.Div(), by))
-                return self.leaves(s, x, over) + self.leaves(s, y, down)
+                down = negative(ast.BinOp(times(over, self.finite.slope(s, x, over, divided=divided)), ast.Div(), by))
+                return self.leaves(s, x, over, True) + self.leaves(s, y, down, True)
             case ast.BinOp(left=x, op=ast.Mod(), right=y):
-                whole = self.finite.slope(s, quote("x // y", x=x, y=y), self.finite.may_be_zero(y))
-                return self.leaves(s, x, seed) + self.leaves(s, y, negative(times(seed, whole)))
+                whole = self.finite.slope(s, quote("x // y", x=x, y=y), seed, self.finite.may_be_zero(y), divided)
+                return self.leaves(s, x, seed, divided) + self.leaves(s, y, negative(times(seed, whole)), divided)
             case ast.BinOp(left=x, op=ast.Pow(), right=n):
                 self.needs[s] |= names(x)  # for the exponents 0 and 1 too
-                steep = self.finite.may_overflow(e)
-                return self.leaves(s, x, times(seed, self.finite.slope(s, power(x, n), steep)))
+                slope = self.finite.slope(s, power(x, n), seed, self.finite.may_overflow(e), divided)
+                return self.leaves(s, x, times(seed, slope), divided)
             case ast.Call(args=[x]) if function_name(e) in CASTS:
-                return self.leaves(s, x, seed)
+                return self.leaves(s, x, seed, divided)
         self.kernel.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")
 
     def has_adjoint(self, s: Stmt) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .flows import RESULT, SEED, flows, reached
+from .flows import RESULT, flows, reached
 from .kernel import NUMBER, Assign, If, PlainKernel, Stmt, flat
 from .rules import CASTS, GROWING, SINGULAR, negated, spared
 from .trees import Names, function_name, names, text
@@ -115,14 +115,21 @@ class Finite:
                 return name in NEVER_BELOW_ZERO or (name in CASTS and self.not_negative(x, seen))
         return self.positive(e, seen)
 
-    def slope(self, s: Assign, e: ast.expr, always: bool = False) -> ast.expr:
-        """Return a slope, or what multiplies an adjoint, with its guard if it needs one."""
+    def slope(self, s: Assign, e: ast.expr, seed: ast.expr, always: bool = False, divided: bool = False) -> ast.expr:
+        """Return a slope, or what multiplies an adjoint, with its guard if it needs one.
+
+        Parameters
+        ----------
+        seed : the adjoint that it multiplies.
+        always : whether it may be infinite.
+        divided : whether the adjoint was divided in the same statement, so it may be 0.
+        """
         read = self.kernel.roots({s.name if n == RESULT.id else n for n in names(e)})
         open_ended = read & self.unbounded or any(map(self.may_overflow, ast.walk(e)))
-        needed = always or (self.kernel.written(s) in self.cut and open_ended)
-        return spared(e, SEED) if needed else e
+        needed = always or ((divided or self.kernel.written(s) in self.cut) and open_ended)
+        return spared(e, negated(seed) or seed) if needed else e
 
-    def divisor(self, e: ast.expr) -> ast.expr:
-        """Return a divisor with its guard if it needs one."""
-        one = ast.Name("ONE")
-        return spared(ast.BinOp(one, ast.Div(), e), SEED).right if self.may_be_zero(e) else e
+    def divisor(self, e: ast.expr, seed: ast.expr) -> ast.expr:
+        """Return what divides an adjoint, with its guard if it needs one."""
+        one = ast.BinOp(ast.Name("ONE"), ast.Div(), e)
+        return spared(one, negated(seed) or seed).right if self.may_be_zero(e) else e
