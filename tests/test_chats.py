@@ -318,6 +318,11 @@ def test_json_of_another_kind_is_text_beside_texts():
             "its prompt, response and its prompt, output are two",
         ),
         ({**chat(("system", "a"), ("assistant", "b")), "system": "c"}, "its 'system' and its first message are two;"),
+        ({"prompt": "a", "completion": "\ud800"}, "half of a surrogate pair"),
+        ({"instruction": "a", "input": 5, "output": "b"}, "'input' is 5; expected a text"),
+        (weighed(True, name="masked"), "message 2 has 'masked', which is not read"),
+        (weighed("user", name="from"), "message 2 has 'role' and 'from', which differ"),
+        (chat(("user", "a"), ("gpt", [{"type": "text", "text": "b", "weight": 0}])), "has a part with 'weight'"),
         ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),
     ],
 )

@@ -121,6 +121,34 @@ def test_a_template_that_rewrites_earlier_turns_is_trained_on_its_last_answer(te
     assert (text in data.description) == (len(counts) == 1)
 
 
+TURNS = "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [
+        (f"{TURNS}{{% endfor %}}{PROMPT}", "d<|im_end|>"),
+        (TURNS + "{% if m.role == 'assistant' %}<|im_start|>user\n{% endif %}{% endfor %}" + PROMPT, "d<|im_end|>"),
+        (
+            TURNS + "{% endfor %}{% if not add_generation_prompt %}{{messages[0].content}}{% endif %}" + PROMPT,
+            "d<|im_end|>",
+        ),
+        ("{% if not add_generation_prompt %}" + TURNS + "{% endfor %}{% endif %}", None),
+    ],
+    ids=["usual", "the next turn begins", "the question comes again", "a prompt without what was said"],
+)
+def test_an_answer_is_what_was_said_and_its_end(template, answer):
+    tokenizer = model(template)
+    chat = marked([("user", "secret"), ("assistant", "d")])
+    if answer is None:
+        with pytest.raises(UserError, match="otherwise than where it asks for one"):
+            encoder_of(tokenizer).example(chat)
+        return
+    ids, counted = encoder_of(tokenizer).example(chat)
+    assert tokenizer.decode([i for i, c in zip(ids, counted, strict=True) if c]) == answer
+
+
 def test_a_message_that_does_not_count_is_read_only():
     encoder = encoder_of(model(CHATML))
     turns = [("user", "a", False), ("assistant", "b", False), ("user", "c", False), ("assistant", "d", True)]

@@ -44,7 +44,7 @@ MORE = ("input", "context")
 ANSWERED = ("completion", "response", "output", "answer")
 SYSTEM = ("system", "system_prompt")
 EXPECTED = "'messages', 'conversations', 'prompt' with 'completion', 'instruction' with 'output', or 'text'"
-COUNTS = ("weight", "train", "training", "loss")
+COUNTS = ("weight", "train", "training", "train_on_turn", "learn", "loss")
 """Names in a message by which it is left out of the loss: 0 or false."""
 MESSAGE = ("role", "content")
 READ = {*MESSAGE, "from", "value", *COUNTS}
@@ -55,7 +55,7 @@ WHY = {
     "row": {
         **dict.fromkeys(("tools", "functions", "function_call", "tool_calls"), TOOLS),
         **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), MEDIA),
-        **dict.fromkeys(("weight", "weights", "sample_weight", "loss_weight", "mask"), UNWEIGHTED),
+        **dict.fromkeys(("weight", "weights", "sample_weight", "loss_weight", "mask", "assistant_masks"), UNWEIGHTED),
         **dict.fromkeys(("history",), "earlier turns are read from 'messages'"),
         **dict.fromkeys(("chat_template_kwargs", "documents"), "a template is given messages alone"),
     },
@@ -64,7 +64,7 @@ WHY = {
         **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), MEDIA),
         **dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "only its content is trained"),
         **dict.fromkeys(("refusal", "prefix"), "only its content is trained"),
-        **dict.fromkeys(("weights", "loss_weight", "mask", "train_detail"), "a message has 'weight', 0 or 1"),
+        **dict.fromkeys(("weights", "loss_weight", "mask", "masked", "train_detail"), "a message has 'weight', 0 or 1"),
     },
 }
 """Names that change what is learnt and are not read, with the reason, in a row and in a message."""
@@ -147,6 +147,9 @@ def example_of(row: Any) -> RowContent:
         if not _repeats(other, said):
             raise ValueError(f"its {words(used)} and its {words(names)} are two examples; leave one of them out")
     unused = {name for name in table if name not in used}
+    for content in [said] if isinstance(said, str) else [m.content for m in said]:
+        if not content.isascii() and any("\ud800" <= c <= "\udfff" for c in content):
+            raise ValueError("it has half of a surrogate pair, as in '\\ud800', which is no text")
     if isinstance(said, str):
         if not said.strip():
             raise ValueError("it is empty; expected a text")
@@ -174,6 +177,8 @@ def _found(table: dict[str, Any]) -> list[tuple[tuple[str, ...], Said]]:
     for answered in (name for name in ANSWERED if name in table):
         for asked in [name for name in ASKED if name in table] or [name for name in MORE[:1] if name in table]:
             more = [name for name in MORE if name != asked and isinstance(table.get(name), str)]
+            if asked != "input" and not isinstance(table.get("input", ""), str):
+                raise ValueError(f"'input' is {repr(table['input'])[:40]}; expected a text")
             question = [m._replace(counted=False) for m in _turns(table, asked, "user")]
             if more and isinstance(table[asked], str):
                 texts = filter(str.strip, (table[name] for name in (asked, *more)))
@@ -208,6 +213,9 @@ def _message(x: Any, where: str) -> Message:
     """Return a message of OpenAI's names, or of ShareGPT's."""
     table = {name: v for name, v in x.items() if v is not None} if isinstance(x, dict) else {}
     _require_read(table, "message", where)
+    for name, other in ("role", "from"), ("content", "value"):
+        if name in table and other in table and table[name] != table[other]:
+            raise ValueError(f"{where} has {name!r} and {other!r}, which differ; leave one of them out")
     role, content = table.get("role", table.get("from")), table.get("content", table.get("value"))
     if isinstance(role, str) and role in TOOL_ROLES:
         raise ValueError(f"{where} has the role {role!r}: {TOOLS}")
@@ -215,6 +223,8 @@ def _message(x: Any, where: str) -> Message:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else part
             raise ValueError(f"{where} has a part of the type {repr(kind)[:40]}; expected 'text' with a text")
+        if name := next((name for name in COUNTS if part.get(name) is not None), ""):
+            raise ValueError(f"{where} has a part with {name!r}; expected it in the message, or not at all")
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):

@@ -169,7 +169,7 @@ class Template:
         try:
             chat = [Message("user", "a", False), Message("assistant", "a", True)]
             (_, text), before = self._rendered(chat, [(0, 2, False), (0, 1, True)])
-            if (span := self._answer(text, before, (len(text), ""))) is not None:
+            if (span := self._answer(text, before, (len(text), ""), "a")) is not None:
                 texts += [m[0] for m in self._special.finditer(text, *span)][-1:]
         except UserError:  # which a chat will report
             pass
@@ -196,14 +196,18 @@ class Template:
             If the template refuses the chat, or writes its last answer otherwise than where it asks for one.
         """
         answers = [n for n, (role, _, counted) in enumerate(chat) if role == "assistant" and counted]
-        stretches = [stretch for n in answers for stretch in ((0, n, True), (0, n + 1, False))]
+        stretches = [stretch for n in answers for stretch in ((0, n, True), (0, n + 1, False), (0, n or 1, False))]
         other = Message("assistant", "b" if chat[0].content.strip().startswith("a") else "a", False)
         if answers[:1] == [0]:  # nothing asks for it, so it begins where it differs from another one
             stretches[0] = (len(chat), len(chat) + 1, False)
         (_, whole), *found = self._rendered([*chat, other], [(0, len(chat), False), *stretches])
         if answers[:1] == [0]:
             found[0] = (found[0][0], "")
-        spans = [self._answer(whole, before, upto) for before, upto in zip(found[::2], found[1::2], strict=True)]
+        parts = zip(answers, found[::3], found[1::3], found[2::3], strict=True)
+        spans = [
+            self._answer(whole, before, upto, chat[n].content) if not n or before[0] >= asked[0] else None
+            for n, before, upto, asked in parts  # a prompt has all that was said before
+        ]
         if answers and spans[-1] is None and answers[-1] + 1 < len(chat):  # what follows the last answer changes it
             return self.example(chat[: answers[-1] + 1])
         if answers and spans[-1] is None:
@@ -224,13 +228,14 @@ class Template:
         before = np.maximum.accumulate(np.where(ends > starts, np.arange(len(ids)), 0))
         return ids, counted[before].tolist()
 
-    def _answer(self, whole: str, before: Rendered, upto: Rendered) -> tuple[int, int] | None:
+    def _answer(self, whole: str, before: Rendered, upto: Rendered, content: str) -> tuple[int, int] | None:
         """Return where an answer lies in the text of a chat; None if it is not what its prompt asks for.
 
         Parameters
         ----------
         before : the rendered prompt for it.
         upto : the rendered chat that ends with it; a token behind its end may differ.
+        content : what was said. A special token right behind it ends the answer.
         """
         (start, other), (end, behind) = before, upto
         if other or start > end:
@@ -240,6 +245,9 @@ class Template:
         end = min([m.start() for m in marks if m.start() < end < m.end()], default=end)
         if self._special.sub("", text[end:]).strip():
             return None
+        said = self._marked(content).strip()
+        ended = (m.end() for m in marks if m.end() <= end and text[start : m.start()].rstrip().endswith(said))
+        end = next(ended, end) if said else end
         marks, at = [m for m in marks if m.end() <= end], end
         while marks and not text[marks[-1].end() : at].strip():  # the first of the last tokens ends a reply
             at, end = marks[-1].span()
@@ -270,6 +278,10 @@ class Template:
             return self.tokenizer.encode_chat(text, special)
         return ids[n:], [end - 1 for end in ends[n:]]
 
+    def _marked(self, text: str) -> str:
+        """Return a message with marks around what special tokens are called, which it only names."""
+        return self._foreign.sub(f"{OPEN}\\g<0>{SHUT}", text)
+
     def render(self, chat: Sequence[Message], prompt: bool) -> str:
         """Return the text of a chat, with the prompt for an answer or without; it has the marks of special texts."""
         return self._rendered(chat, [(0, len(chat), prompt)])[0][1]
@@ -282,7 +294,7 @@ class Template:
         UserError
             If the template refuses one, or takes too long.
         """
-        messages = [{"role": role, "content": self._foreign.sub(f"{OPEN}\\g<0>{SHUT}", text)} for role, text, _ in chat]
+        messages = [{"role": role, "content": self._marked(text)} for role, text, _ in chat]
         worker = self._worker or self._start()
         self._left += EACH_S * len(stretches)
         worker.limit_s = min(LIMIT_S, max(self._left, EACH_S))
