@@ -33,7 +33,7 @@ from ..files import outputs
 from ..files.reading import from_json, parse_json, to_json
 from ..isolate.process import Side
 from ..kernels import load_all
-from ..kernels.registry import BASE, KERNELS, NAME, variants
+from ..kernels.registry import AUTO, BASE, KERNELS, NAME, variants
 from ..lab import ab, records, starter
 from ..machine import cores
 from ..measure import rates
@@ -139,8 +139,9 @@ class Desk:
         With `time` each has the us of its calls in a step of the model, and the roof's; that takes minutes, once.
         """
         found, task, notes = [], ModelSizes(model, B, T), dict[str, None]()
+        every = records.entries(self.root)
         for i, op in enumerate(ops.ALL.values()):
-            board, more = (self.board(op.name, model, B, T)[k] for k in ("best", "notes"))
+            board, more = (self._board(op.name, task, every)[k] for k in ("best", "notes"))
             notes.update(dict.fromkeys(more))
             about: dict[str, Any] = {
                 "op": op.name,
@@ -298,12 +299,15 @@ class Desk:
         ``notes`` the records that were left out because they cannot be read.
         """
         op_named(op)
-        task = self.kept(ModelSizes(model, B, T))
+        return self._board(op, ModelSizes(model, B, T), records.entries(self.root))
+
+    def _board(self, op: str, sizes: ModelSizes, entries: Sequence[records.Entry]) -> dict[str, Any]:
+        task = self.kept(sizes)
         best: dict[str, Standing] = {}
         others: list[TaskSizes] = []
         notes: list[str] = []
         tries = 0
-        for e in records.entries(self.root):
+        for e in entries:
             if e.trouble and f"-{KIND}-" in e.name:
                 notes.append(f"runs {e.name!r} {e.what}")
             c = e.content
@@ -346,7 +350,7 @@ class Desk:
                 f"--adopt {name}: the board of {op} for {task_text(board['task'])} in {self.root} is empty; "
                 f"submit a kernel first{''.join(there)}"
             )
-        if not (name.isidentifier() and NAME.fullmatch(name)) or name in variants(op):
+        if not (name.isidentifier() and NAME.fullmatch(name)) or name in (*variants(op), AUTO):
             raise UserError(f"--adopt {name!r}: expected a new name of letters and digits; {op} has {variants(op)}")
         path = Path(f"{name}_{op}.py")
         outputs.check(path, "--adopt")

@@ -145,7 +145,11 @@ def _by_op(c: Mapping[str, Any]) -> list[RenderableType]:
         "",
         Text(f"noise: {100 * c['noise']:.1f} %, the difference between ops with unchanged kernels"),
         Text(f"intervals of {c['rows'][0]['level']:g} %; a ratio is of steps with the same number"),
-        *([Text("* another kernel")] if any(not r["same_kernels"] for r in c["rows"][1:]) else []),
+        *(
+            [Text("* another kernel")]
+            if any(not r["same_kernels"] for r in c["rows"][1:] if r["op"] != UNACCOUNTED)
+            else []
+        ),
     ]
     lines += [Text(f"only in {k[-1].upper()}: {', '.join(c[k])}") for k in ("only_a", "only_b") if c[k]]
     return [*lines, *style.warnings(c["doubts"])]

@@ -537,7 +537,7 @@ def test_what_cannot_be_adopted_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="is empty; submit a kernel first"):
         desk.adopt("gelu_forward", "fast")
     desk.submit(GELU, "gelu_forward")
-    for name in ("optimized", "a b"):
+    for name in ("optimized", "a b", "auto"):
         with pytest.raises(UserError, match="expected a new name"):
             desk.adopt("gelu_forward", name)
     assert desk.adopt("gelu_forward", "fast")["use"].endswith("--swap gelu_forward=fast")
