@@ -57,7 +57,7 @@ def test_another_scale_is_noticed(wrong):
 def questions():
     """The batches of the example's questions as bytes, in the order of the lines."""
     path = HERE.parents[1] / "examples" / "questions.jsonl"
-    data = load_chats([path], name=path.name, vocab_size=256, T=T)
+    data = load_chats([path], name=path.name, vocab_size=256, T=T, truncate=True)
     return ChatBatches([[e] for e in sorted(data.of("all"), key=lambda e: e.number)], 4, T, None, False, path.name)
 
 
