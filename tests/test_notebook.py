@@ -151,7 +151,7 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
     assert losses[0][1] < losses[0][0]
     assert "mine" in said[6]
-    assert {path.name for path in tmp_path.iterdir()} - {"ipython"} == {"mine_gelu_forward.py"}
+    assert {path.name for path in tmp_path.iterdir()} - {"ipython"} == {"mine_gelu_forward.py", "runs"}
 
 
 def printed(cell):

@@ -35,6 +35,7 @@ COMMANDS = {
     ("judge", "--html"): ["judge", "--tasks", *KERNEL],
     ("convert", "target"): ["convert", "model.bin"],
     ("data", "target"): ["data", "tokenize", "text.txt"],
+    ("data", "--out"): ["data", "train-tokenizer", "text.txt"],
 }
 """For each verb and output, the words before it."""
 READ = {
@@ -136,7 +137,7 @@ def refused(capsys, *words):
 @pytest.mark.parametrize("make", PLACES)
 @pytest.mark.parametrize(("verb", "flag"), COMMANDS)
 def test_no_output_replaces_anything_but_a_regular_file(capsys, verb, flag, make):
-    place = {"data": "place_val.bin"}.get(verb, "place")
+    place = {"target": "place_val.bin"}.get(flag, "place") if verb == "data" else "place"
     make(Path(place))
     if verb == "runs":
         record = Path("runs/it")

@@ -79,7 +79,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
     assert "def relu2_backward(dinp, dinp_add, dout, inp):" in out
 
     status, out, _ = run("new-kernel", "relu2_forward", "--kernels", "relu2.py", "--out", "mine.py")
-    assert (status, out) == (0, "mine.py\nnext: cpuopt lab mine.py --sizes N=196608\n")
+    assert (status, out) == (0, "mine.py\nnext: cpuopt lab mine.py --sizes N=98304\n")
     text = Path("mine.py").read_text()
     assert '@kernel(relu2.forward, "mine")\ndef relu2_forward(out, inp):\n' in text
     fast = text.replace("from numba", "import numpy as np\nfrom numba").replace("0.0)", "ZERO)")
@@ -104,7 +104,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
     assert "relu2_forward: mine against vanilla, alone\n" in out
     assert re.search(r"(?s)\nN=4096, 1 thread .*\nN=64, 1 thread ", out)
     status, out, err = run(*ab, *QUICK)
-    assert (status, err) == (2, "cpuopt: relu2_forward: gpt2-124M does not call it; add --sizes N=196608\n")
+    assert (status, err) == (2, "cpuopt: relu2_forward: gpt2-124M does not call it; add --sizes N=98304\n")
     status, out, err = run(*ab, *SIZES, "--in-step")
     assert (status, err.count("a step has the sizes of its model")) == (2, 1)
     assert "relu2_forward: mine against" in run("runs", "list")[1]
