@@ -268,7 +268,8 @@ def test_completion_imports_no_numba_and_says_what_it_needs(monkeypatch, capsys)
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert cli.main(["completion", "zsh"]) == 2
     assert capsys.readouterr().err.strip() == (
-        "cpuopt: completion: its library is not installed; pip install 'cpuopt[completion]'"
+        "cpuopt: completion: its library is not installed; pip install 'cpuopt[completion]' "
+        "(in a clone: pip install -e '.[completion]')"
     )
 
 

@@ -24,6 +24,7 @@ from cpuopt.check.check import check
 from cpuopt.cli import lab as verb
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
+from cpuopt.isolate.process import LateError
 from cpuopt.judge import rules
 from cpuopt.kernels import registry
 from cpuopt.lab import ab, records, session
@@ -465,3 +466,16 @@ def test_watchfiles_sees_a_save():
     timer.start()
     changes = next(iter(watch(Path.cwd(), recursive=False, rust_timeout=60_000)))
     assert any(Path(path).name == "mine.py" for _, path in changes)
+
+
+@pytest.mark.parametrize(("error", "said"), [(LateError("no answer"), "UNCHECKED: no answer"), (UserError("x"), "x")])
+def test_a_comparison_without_an_answer_in_time_is_no_fault_of_the_kernel(monkeypatch, error, said):
+    def ask(*_):
+        raise error
+
+    monkeypatch.setattr(session, "_check", ask)
+    row = session.KernelRow("gelu_forward", "mine", "optimized")
+    session.stages(None, None, row, Mock(ended=False), lambda: None)
+    assert (row.bad, row.said) == ("check", {"check": said})
+    (screen := Console(file=io.StringIO(), width=80)).print(report.stages(row, []))
+    assert ("FAIL" in screen.file.getvalue()) == (said == "x")

@@ -31,7 +31,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise UserError("completion: its library is not installed; pip install 'cpuopt[completion]'") from None
+        raise UserError(
+            "completion: its library is not installed; pip install 'cpuopt[completion]' (in a clone: pip install -e "
+            "'.[completion]')"
+        ) from None
     from .. import models, ops
     from . import _parser
 

@@ -13,6 +13,7 @@ Examples::
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from ..train import settings
@@ -120,7 +121,8 @@ def _train(args: argparse.Namespace) -> int:
                 write_files(folder, files)
         except OSError as e:
             raise UserError(f"--out {args.out}: cannot be written ({e.strerror or e})") from e
-    print(f"{args.out}: {count(args.vocab_size, 'token')}; 'cpuopt train --tokenizer {args.out}' takes it")
+    model = json.dumps({"vocab_size": args.vocab_size})
+    print(f"{args.out}: {count(args.vocab_size, 'token')}; cpuopt train --tokenizer {args.out} --model '{model}'")
     return 0
 
 

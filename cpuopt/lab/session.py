@@ -16,6 +16,7 @@ from .. import models
 from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.child import ENDED, Child
+from ..isolate.process import LateError
 from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
@@ -172,7 +173,8 @@ def stages(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child, show: Ca
         except UserError as e:
             if child.ended:  # by a newer save, of which this error is no result
                 return
-            row.bad, row.said[name] = name, str(e)
+            late = "UNCHECKED: " * isinstance(e, LateError)  # which may be the machine's fault
+            row.bad, row.said[name] = name, f"{late}{e}"
             break
     row.now = ""
     show()
