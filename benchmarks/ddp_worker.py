@@ -11,11 +11,15 @@ import zlib
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from jobs import serve
-from peer_worker import Session, peak_rss_mb
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
+from peer_tuning import tune
+
+tune()  # before torch
+
+import torch  # noqa: E402
+from peer_worker import Session, peak_rss_mb  # noqa: E402
+from torch import distributed  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

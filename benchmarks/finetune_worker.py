@@ -7,9 +7,13 @@ import resource
 import sys
 import time
 
-import peft
-import torch
-import transformers
+from peer_tuning import tune
+
+tune()  # before torch
+
+import peft  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "golden"))
 
 from params import deviation, make_params
+from peer_tuning import tune
 
 SEED = 7
 TYPES = {"float32": "float32", "bf16": "bfloat16"}
@@ -71,6 +72,7 @@ def cpuopt_side(model: str, threads: int, dtype: str) -> Made:
 
 def torch_side(model: str, threads: int, dtype: str) -> Made:
     """Return the same functions of PyTorch, without a measured roof."""
+    tune()  # before torch
     import torch
     from peer_gpt2 import GPT2, load
     from torch.nn import functional as F
@@ -120,6 +122,7 @@ def given_to_cpuopt(folder: Path, threads: int, dtype: str) -> Made:
 
 def given_to_torch(folder: Path, threads: int, dtype: str) -> Made:
     """Return the same functions of transformers."""
+    tune()  # before torch
     import torch
     from peer_llama import transformers_own
     from transformers import DynamicCache

@@ -3,6 +3,7 @@
 The protocol is that of ``cpuopt/lab/peers/worker.py``. A step is what a training loop does: gradients set to none,
 forward, backward, fused AdamW. This file imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
 In bfloat16, forward and loss run under autocast, or weights and moments are bfloat16 too and the loss is float32.
+A request that says ``tuned`` has the settings of `peer_tuning`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+from peer_tuning import CHOSEN, tune
 
 TOKENS, WIDTH, INNER = 256, 768, 3072
 """The product that is measured alone: the MLP of GPT-2 124M at 4x64."""
@@ -44,6 +47,7 @@ class Session:
     """
 
     def __init__(self, request: dict[str, Any], wrap: Callable[[Any], Any] = lambda model: model) -> None:
+        self.tuning = tune() if request.get("tuned") else {}  # before torch
         import numpy as np
         import torch
 
@@ -139,12 +143,12 @@ class Session:
                 start = time.perf_counter()
                 run()
                 times.append(time.perf_counter() - start)
-            ran = ran_by(printed(torch, run))
         return {
             "torch": torch.__version__,
             "capability": torch.backends.cpu.get_cpu_capability(),
-            "products_by": ran,
+            "products_by": ran_by(printed(torch, run), self.tuning.get("mkl") == CHOSEN),
             "linear_gflops": 2 * TOKENS * WIDTH * INNER / min(times) / 1e9,
+            "tuning": self.tuning,
         }
 
     def steps(self, n: int) -> dict[str, Any]:
@@ -192,18 +196,19 @@ def printed(torch: Any, run: Callable[[], Any]) -> str:
         return file.read().decode(errors="replace")
 
 
-def ran_by(text: str) -> str:
+def ran_by(text: str, chosen: bool = False) -> str:
     """Name the library that ran a product, and its code, from what both print.
 
-    MKL names the processor that it chose its code for: ``Intel(R) Architecture`` is any, which gets no AVX-512.
+    MKL names the processor that it chose its code for: ``Intel(R) Architecture`` is any, which gets no AVX-512, unless
+    MKL has `chosen` by features, which it does not print.
     """
     for line in text.splitlines():
         words = line.split(",")
         if line.startswith("onednn_verbose") and "exec" in words:
             return f"oneDNN {words[words.index('exec') + 3]}"
     if match := re.search(r"^MKL_VERBOSE (\w+)\(", text, re.MULTILINE):
-        chosen = re.search(r"64 architecture (.*?),? (?:enabled )?processors", text)
-        return f"MKL {match[1]}" + (f" for {chosen[1]}" if chosen else "")
+        named = re.search(r"64 architecture (.*?),? (?:enabled )?processors", text)
+        return f"MKL {match[1]}" + (", own choice of code" if chosen else f" for {named[1]}" if named else "")
     return "neither oneDNN nor MKL"
 
 

@@ -135,7 +135,7 @@ def race(
         found = ask(commands["PyTorch"], {**asked[0], **common, "probe": True, "modes": [peer] if peer else None})
         peer = min(found["modes"], key=found["modes"].__getitem__)
         record |= {"recipe": ours, "text": asked[0]["text"], "torch": found["version"], "modes_s": found["modes"]}
-        record |= {"peer": peer, "cold_s": {}, "runs": []}
+        record |= {"peer": peer, "tuning": found["tuning"], "cold_s": {}, "runs": []}
 
         def run(side: str, seed: int, **more: Any) -> dict[str, Any]:
             theirs = {**asked[seed], **common, "probe": False, "peer": peer}

@@ -12,8 +12,12 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
-from peer_worker import Session
+from peer_tuning import tune
+
+TUNING = tune()  # before torch
+
+import torch  # noqa: E402
+from peer_worker import Session  # noqa: E402
 
 MODES = {
     "eager": ("eager", ""),
@@ -83,7 +87,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)  # what a compiler prints must not come into the answer
         answer = {"modes": probe(request)} if request["probe"] else run(request)
-        json.dump({**answer, "version": torch.__version__}, channel)
+        json.dump({**answer, "version": torch.__version__, "tuning": TUNING}, channel)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ import chart
 from llmc import record as llmc_record
 
 from cpuopt import machine
-from cpuopt.lab.peers.plan import PEERS
+from cpuopt.lab.peers.plan import PEERS, PLAIN, TUNED
 from cpuopt.measure.comparison import CHECKED_STEPS, geometric_mean
-from cpuopt.report.bench import at_all_roofs, at_roofs, digits, libraries, of_peak, size_of
+from cpuopt.report.bench import digits, libraries, of_all_limits, of_limit, of_peak, size_of, tunings
 from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,10 +40,12 @@ RECORDS, PAGES = ROOT / "benchmarks" / "records", ROOT / "docs" / "results"
 NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "xeon": "Xeon"}
 """Titles of the machines that the overview lists, measured or not."""
 NONE = "not measured"
+UNTUNED = "PyTorch ran as it comes, without the tuning that makes it faster ([how](README.md#pytorch-tuned))."
 SIDES = "cpuopt", "peer"
-LLAMA = ("--model", "smollm2-135M", "--peer", "torch-best", "--peer", "transformers", "--sizes", "1x16,1x64,4x64,1x512")
+LLAMA = ("--model", "smollm2-135M", "--peer", "torch-best", "--dtype", "float32", "--sizes", "1x16,1x64,4x64,1x512")
+PLAIN_TOO = [word for name in PLAIN if name != "transformers" for word in ("--peer", name)]
 RUNS = {
-    "front": ("--sizes", "4x64", "--peer", "torch-best"),
+    "front": ("--sizes", "4x64", "--peer", "torch-best", *PLAIN_TOO),
     "suite": ("--suite", "--peer", "torch-best"),
     "llama": LLAMA,
 }
@@ -95,7 +97,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     peers = list(dict.fromkeys(r["peer"] for _, ran in rows for r in ran))
     parts = [*(f"{p} ms" for p in peers), "ratio" if len(peers) == 1 else "ratio to the fastest"]
     known = {  # records of earlier versions lack some
-        "at roofs": at_roofs,
+        "% of limit": of_limit,
         "% of peak": lambda r: " / ".join(of_peak(r, key) for key in SIDES) if r.get("of_peak") else "",
         "peak MB": lambda r: " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in SIDES),
     }
@@ -112,7 +114,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     best = [row[0] for row in rows]
     if len(rows) > 1:
         mean = f"Geometric mean: {spread(geometric_mean([r['ratio'] for r in best]), 2)}"
-        yield f"\n{', '.join([mean, *at_all_roofs(best)])}."
+        yield f"\n{', '.join([mean, *of_all_limits(best)])}."
 
 
 def notes(results: Sequence[Mapping[str, Any]]) -> str:
@@ -147,6 +149,10 @@ def section(name: str, record: Record) -> Iterator[str]:
     found = libraries(record["results"]).items()
     if products := [f"{p}: {x['products_by']}, {x['linear_gflops']:,.0f} GFLOP/s" for p, x in found]:
         yield f"What runs a product of 256x768 -> 3072: {'; '.join(products)}."
+    if lines := tunings(record["results"]):
+        yield f"Tuned: {'; '.join(lines)}."
+    elif any(r["peer"] in PLAIN for r in record["results"]):
+        yield UNTUNED
     yield notes(record["results"])
     if left := record.get("left_out"):
         yield f"Left out: {'; '.join(f'{peer} ({why})' for peer, why in left.items())}."
@@ -180,25 +186,31 @@ def page(name: str, records: Mapping[str, Record]) -> str:
 def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
     """Return the table of all machines."""
     lines = [
-        "| processor | measured on | float32 to PyTorch | bf16 to PyTorch | at roofs | memory | losses differ by |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| processor | measured on | PyTorch | float32 | bf16 | share of the limit | memory | losses differ by |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in dict.fromkeys([*NAMES, *machines]):
         records = machines.get(name, {})
         key = next((k for k in ("suite", "torch-eager", "front") if k in records), None)
         title = f"[{NAMES.get(name, name)}]({name}.md)" if records else NAMES[name]
         if not key:
-            lines.append(f"| {title} | {NONE} |{f' {NONE} |' * 5}")
+            lines.append(f"| {title} | {NONE} |{f' {NONE} |' * 6}")
             continue
         found = dict(classes(records[key]))
         what = "the suite" if key == "suite" else f"{records[key]['model']['name']}, {len(found['float32'])} sizes"
         cells = [fastest(found.get(dtype)) for dtype in DTYPES]
         best = [[row[0] for row in rows] for rows in found.values()]
-        roofs = [x.removeprefix("at roofs ") for results in best for x in at_all_roofs(results)]
+        limits = [x.removesuffix(" of the limit") for results in best for x in of_all_limits(results)]
         memory = [geometric_mean([share(r["peak_rss_mb"]) for r in results])["median"] for results in best]
-        cells += [", ".join(roofs) or NONE, ", ".join(f"{m:.2f}" for m in memory), f"{apart(found['float32']):.0e}"]
-        lines.append(f"| {title} | {what} | {' | '.join(cells)} |")
+        cells += [", ".join(limits) or NONE, ", ".join(f"{m:.2f}" for m in memory), f"{apart(found['float32']):.0e}"]
+        how = "tuned" if is_tuned(records[key]) else "as it comes"
+        lines.append(f"| {title} | {what} | {how} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def is_tuned(record: Record) -> bool:
+    """Return whether a record has PyTorch as those who know it run it."""
+    return any(r["peer"] in TUNED for r in record["results"])
 
 
 def share(of: Mapping[str, float]) -> dict[str, float]:
@@ -239,18 +251,20 @@ def written(records: Path = RECORDS, pages: Path = PAGES) -> dict[Path, str]:
 
 
 def sentence(machines: Mapping[str, Mapping[str, Record]]) -> str:
-    """Return README's sentence on the suites, with the figures of `overview`, for machines that have both classes."""
+    """Return README's sentence on the suites beside a tuned PyTorch, with the figures of `overview`."""
     sizes, parts = set[int](), list[str]()
     for name in reversed(NAMES):
-        found = dict(classes(machines.get(name, {}).get("suite", {"results": []})))
-        if len(found) == len(DTYPES):
+        record = machines.get(name, {}).get("suite", {"results": []})
+        found = dict(classes(record))
+        if len(found) == len(DTYPES) and is_tuned(record):
             sizes |= {len(rows) for rows in found.values()}
             words = ("", "") if parts else (" times as long in float32", " times in bf16")
             times = [fastest(found[dtype]) + text for dtype, text in zip(DTYPES, words, strict=True)]
             parts.append(f"{' and '.join(times)} on {NAMES[name]}")
     text = (
         f"On {' to '.join(map(str, sorted(sizes)))} model and batch sizes, a step of PyTorch's fastest mode of the "
-        f"same type takes on average {', and '.join(parts)} (two cores each)."
+        f"same type, with MKL's AVX-512 code and an allocator that keeps memory, takes on average "
+        f"{', and '.join(parts)} (two cores each)."
     )
     return textwrap.fill(text, 120)
 

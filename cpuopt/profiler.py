@@ -7,6 +7,7 @@ time that no kernel accounts for: copying the batch, the sum of the norm, the wa
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 import time
@@ -220,8 +221,9 @@ def asked(calls: Sequence[Bound]) -> Array:
 
 
 def forget_peak() -> None:
-    """Reset the peak of this process's memory to its current use, if the system can."""
-    with suppress(OSError):
+    """Give free memory back, and reset the peak of this process's memory to its current use, if the system can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc's
         Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
-MACHINE, PROCESSOR = "zen5", "Zen 5"
+MACHINE, PROCESSOR = "zen4", "Zen 4"
 """The machine of the chart: the folder of its records, and its processor in words."""
 MODES = {
     "torch-eager": "eager, float32",
@@ -28,6 +28,7 @@ MODES = {
     "torch-bf16": "eager, bf16",
 }
 """What the peers of `cpuopt bench` are called in PyTorch."""
+MODES |= {f"{name}-tuned": f"{words}, tuned" for name, words in MODES.items()}
 THEMES = {
     "light": {"text": "#1f2328", "others": "#8c959f", "cpuopt": "#0969da"},
     "dark": {"text": "#e6edf3", "others": "#6e7681", "cpuopt": "#4493f8"},
@@ -102,6 +103,7 @@ def block(record: Record) -> str:
 </picture>
 
 Training steps of GPT-2 124M, {r["B"]} rows of {r["T"]} tokens, {where}, {record["time"][:10]}.
+Tuned: with [MKL's AVX-512 code and an allocator that keeps memory](docs/results/README.md#pytorch-tuned).
 The record is `benchmarks/records/{MACHINE}/front.json`; [all results](docs/results/README.md) are on one page.
 """
 

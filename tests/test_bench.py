@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -297,6 +298,61 @@ def test_the_fastest_peer_of_each_type_is_named(fakes):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_tuned_peer_is_the_fastest_one_where_it_is_faster(fakes):
+    """And what was tuned, or why it was not, is shown."""
+    plan = replace(PLAN, peers=("torch-eager", "torch-eager-tuned"), sizes=((1, 8), (2, 8)), rounds=2)
+    held = {"allocator": "keeps freed memory", "mkl": "held back to code without AVX-512: install g++"}
+    tuned = {"library": {**LIBRARY, "linear_gflops": 215.0, "tuning": held}}
+    for ms, fastest in (700, "torch-eager-tuned"), (900, "torch-eager"):
+        sides = fakes("B", "torch-eager", ms=[800]), fakes("B", "torch-eager-tuned", ms=[ms], **tuned)
+        record = measure(fakes("A"), *sides, plan=plan)
+        assert [r["peer"] for r in record["faster"]] == [fastest] * 2
+        text = " ".join(shown(record).split())
+        assert (
+            "torch-eager-tuned: allocator: keeps freed memory; mkl: held back to code without AVX-512: install" in text
+        )
+
+
+@pytest.mark.parametrize(
+    ("vendor", "compiler", "mkl", "defined"),
+    [
+        ("AuthenticAMD", "g++", "its own choice of code", True),
+        ("AuthenticAMD", "/no/such/g++", "held back .* needs a C\\+\\+ compiler; install g\\+\\+", False),
+        ("AuthenticAMD", "false", "held back .*false failed", False),
+        ("GenuineIntel", "g++", "as it was: only on AMD's processors", False),
+    ],
+)
+def test_pytorch_is_tuned_as_the_processor_and_the_compiler_allow(tmp_path, vendor, compiler, mkl, defined):
+    """The function that MKL asks is there for all that is loaded later, on AMD's processors alone."""
+    if platform.machine() != "x86_64":
+        pytest.skip("MKL is there on x86-64 only")
+    (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\n")
+    text = f"""
+import ctypes, json, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+import peer_tuning
+done = peer_tuning.tune(Path({str(tmp_path / "cpuinfo")!r}))
+everywhere = ctypes.CDLL(None)
+found = hasattr(everywhere, "mkl_serv_intel_cpu_true") and everywhere.mkl_serv_intel_cpu_true() == 1
+print(json.dumps([done, found]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, env={**os.environ, "CXX": compiler}
+    )
+    done, found = json.loads(run.stdout)
+    assert done["allocator"] == "keeps freed memory"
+    assert re.match(mkl, done["mkl"])
+    assert found == defined
+
+
+def test_tuning_behind_torch_is_refused(monkeypatch):
+    """It would do nothing."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(RuntimeError, match="before torch is imported"):
+        script_of("peer_tuning").tune()
+
+
 def test_peers_of_two_types_are_not_ranked_together(fakes):
     plan = replace(PLAN, peers=("torch-eager", "torch-amp"), dtype="bf16", rounds=2)
     record = measure(fakes("A"), fakes("B", "torch-eager"), fakes("B", "torch-amp"), plan=plan)
@@ -312,7 +368,7 @@ def test_cpuopt_runs_in_the_type_of_the_peer_or_in_the_one_that_is_given():
         bench = Bench(replace(PLAN, **change))
         return {name: side.settings["settings"]["dtype"] for name, side in bench.ours.items()}
 
-    classes = {name: peer.dtype for name, peer in bench_plan.PEERS.items()}
+    classes = {name: peer.dtype for name, peer in bench_plan.TUNED.items()}
     assert types(peers=("torch-best",)) == classes
     assert {*classes.values()} == {"float32", "bf16"}
     assert types(peers=("torch-best",), dtype="bf16") == {n: t for n, t in classes.items() if t == "bf16"}
@@ -538,11 +594,13 @@ def test_tables_fit_80_columns(fakes):
     assert max(map(len, text.splitlines())) <= 80
     rows = [line.split() for line in text.splitlines()]
     assert ["16x16", "cpuopt", "1234", "370", "741", "123", "16", "1234", "2.00", "[2.00,", "2.00]"] in rows
-    assert ["torch-compile", "2469", "741", "1481", "247", "8", "2469", "at", "roofs", "15.43"] in rows
-    assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00], at roofs 15.43" in text
+    assert ["torch-compile", "2469", "741", "1481", "247", "8", "2469", "13", "%", "of", "the", "limit"] in rows
+    assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00], 13 % of the limit" in text
 
 
 def script_of(name):
+    if str(ROOT / "benchmarks") not in sys.path:
+        sys.path.append(str(ROOT / "benchmarks"))
     spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -572,6 +630,8 @@ MKL_VERBOSE SGEMM(T,N,3072,256,768,0x7fff4571e5b0,0x7fae46713040,768,0x55,768,0x
 )
 def test_what_ran_a_product_is_read_from_what_the_libraries_print(text, said):
     assert script_of("peer_worker").ran_by(text) == said
+    own = script_of("peer_worker").ran_by(text, chosen=True)  # MKL prints the same whatever it chose
+    assert own == ("MKL SGEMM, own choice of code" if "MKL" in said and text else said)
 
 
 class Idle(View):

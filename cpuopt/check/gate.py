@@ -36,6 +36,8 @@ from ..kernels.registry import Kernel
 from ..machine import describe
 from ..measure.rates import machine_id
 from ..ops.declaration import Op
+from ..profiler import forget_peak, peak_rss_bytes
+from ..program.arena import gb
 from ..program.program import Call
 from ..wording import count
 from . import worker
@@ -57,12 +59,14 @@ class Judged:
     Attributes
     ----------
     judged : the number of cases judged now; the others were remembered.
+    peak_bytes : the most memory that this process held up to then, which it has given back since.
     left_out : calls that are too large to be judged at their size.
     """
 
     results: list[CheckResult] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
+    peak_bytes: int = 0
     left_out: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
@@ -70,7 +74,8 @@ class Judged:
         found = []
         if self.judged:
             found.append(
-                f"kernels judged on {count(self.judged, 'case')} in {self.seconds:.1f} s, and the results are kept"
+                f"kernels judged on {count(self.judged, 'case')} in {self.seconds:.1f} s and {gb(self.peak_bytes)}, "
+                "and the results are kept"
             )
         if marginal := sorted({r.kernel for r in self.results if r.verdict == "MARGINAL"}):
             found.append(
@@ -128,6 +133,9 @@ def require_right(
                 remember(key, result)
             found.results.append(result)
     found.seconds = time.perf_counter() - start
+    if found.judged:
+        found.peak_bytes = peak_rss_bytes()
+        forget_peak()  # of memory that nothing after it needs
     return found
 
 

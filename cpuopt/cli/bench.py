@@ -31,8 +31,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="Compare with torch-eager, torch-compile, torch-amp or torch-amp-compile (autocast to bf16), torch-bf16, "
-        "torch-best (all of these), or transformers; the flag repeats. cpuopt takes the peer's type, or that of "
-        "--dtype. Default: torch-eager.",
+        "or transformers; with -tuned behind it, with an allocator that keeps memory and MKL's AVX-512 code on AMD; "
+        "torch-best: all of these, tuned. The flag repeats. cpuopt takes the peer's type, or that of --dtype. "
+        "Default: torch-eager.",
     )
     p.add_argument(
         "--against",

@@ -70,7 +70,7 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
         if peer in record["geometric_mean"]:
             mean = spread(record["geometric_mean"][peer], 2)
             text = f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}"
-            shown.append(Text(", ".join([text, *at_all_roofs(rows)]), "bold"))
+            shown.append(Text(", ".join([text, *of_all_limits(rows)]), "bold"))
         shown += [Text(f"{size_of(r)}: {r['refused']}", "red") for r in rows if r["refused"]]
         for warning in dict.fromkeys(w for r in rows for w in r["doubts"]):
             sizes = ", ".join(size_of(r) for r in rows if warning in r["doubts"])
@@ -80,7 +80,7 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
         for types, mean in record.get("faster_mean", {}).items():
             shown.append(Text(f"geometric mean to the fastest ({types}): {spread(mean, 2)}", "bold"))
     if any(r.get("library") for r in results):
-        shown += ["", library_table(results)]
+        shown += ["", library_table(results), *(Text(line, "dim") for line in tunings(results))]
     for peer, why in record.get("left_out", {}).items():
         shown.append(Text(f"{peer} is left out: {why}", "yellow"))
     return shown
@@ -100,7 +100,7 @@ def header(record: Mapping[str, Any]) -> Text:
         f" · {count(record['rounds'], 'round')} · {cpu}\n",
         f"{statistic} of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
         "peak: the step's FLOPs over its time, in % of the peak of what cpuopt multiplies\n",
-        "at roofs: the ratio if each call of cpuopt's step reached its roof",
+        "limit: the time of cpuopt's step if each call reached its roof; the share is that over the step",
     )
 
 
@@ -111,10 +111,10 @@ def types_of(record: Mapping[str, Any]) -> list[str]:
     return types + [f"{record[n]} {n}" for n in ("moments", "weights") if record.get(n, WIDE) != WIDE]
 
 
-def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write the geometric mean of the ratios at the roofs, if all are known."""
-    ratios = [r.get("at_roofs") or 0.0 for r in results if r["ratio"]]
-    return [f"at roofs {np.exp(np.mean(np.log(ratios))):.2f}"] if min(ratios, default=0) > 0 else []
+def of_all_limits(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write the geometric mean of the shares of the limit, if all are known."""
+    shares = [limit_share(r) for r in results if r["ratio"]]
+    return [f"{100 * np.exp(np.mean(np.log(shares))):.0f} % of the limit"] if min(shares, default=0) > 0 else []
 
 
 def size_of(result: Mapping[str, Any]) -> str:
@@ -124,7 +124,7 @@ def size_of(result: Mapping[str, Any]) -> str:
 
 def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row for each model and size."""
-    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">at roofs", ">% peak", gap=1)
+    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">% limit", ">% peak", gap=1)
     for r in results:
         size = r.get("model", ""), f"{r['B']}x{r['T']}"
         if not r["ratio"]:
@@ -133,7 +133,7 @@ def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
         times = [step_ms(r, key) for key in ("cpuopt", "peer")]
         ratio = Text(spread(r["ratio"], 2), "bold")
         shares = " / ".join(of_peak(r, key) for key in ("cpuopt", "peer"))
-        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio, at_roofs(r) or "-", shares)
+        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio, of_limit(r) or "-", shares)
     return table
 
 
@@ -149,10 +149,15 @@ def of_peak(result: Mapping[str, Any], key: str) -> str:
     return f"{shares[key]:.0f}" if shares else "-"
 
 
-def at_roofs(result: Mapping[str, Any]) -> str:
-    """Write the ratio of a step at its roofs; empty for records of earlier versions."""
-    ratio = result.get("at_roofs")
-    return f"{ratio:.2f}" if ratio else ""
+def limit_share(result: Mapping[str, Any]) -> float:
+    """Return the time of a step at its roofs over that of cpuopt's; 0 if it is unknown, as in earlier records."""
+    return (result.get("roof_ms") or 0.0) / step_ms(result, "cpuopt")
+
+
+def of_limit(result: Mapping[str, Any]) -> str:
+    """Write the share of the limit that cpuopt reaches, in percent; empty if it is unknown."""
+    share = limit_share(result)
+    return f"{100 * share:.0f}" if share else ""
 
 
 def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -182,9 +187,18 @@ def library_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def bounded(ratio: str) -> str:
-    """Write the bound of a ratio, if it is known."""
-    return f"at roofs {ratio}" if ratio else ""
+def tunings(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write what was done to the tuned peers, each once; nothing if there is none."""
+    found = dict[str, list[str]]()
+    for peer, x in libraries(results).items():
+        if how := x.get("tuning"):
+            found.setdefault("; ".join(f"{what}: {done}" for what, done in how.items()), []).append(peer)
+    return [f"{', '.join(peers)}: {text}" for text, peers in found.items()]
+
+
+def bounded(share: str) -> str:
+    """Write the share of the limit, if it is known."""
+    return f"{share} % of the limit" if share else ""
 
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
@@ -204,6 +218,6 @@ def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
                 *(f"{ms:.{n}f}" for ms in times),
                 of_peak(r, key),
                 f"{r['peak_rss_mb'][key]:.0f}",
-                Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else bounded(at_roofs(r)),
+                Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else bounded(of_limit(r)),
             )
     return table

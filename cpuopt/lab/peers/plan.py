@@ -23,10 +23,13 @@ class Peer:
     ----------
     mode : eager, compile, or transformers for its own model.
     bf16 : ``autocast`` for forward and loss under it, ``all`` for weights and moments in bfloat16 too; empty: float32.
+    tuned : whether its allocator keeps what is freed, and on AMD's processors MKL takes its AVX-512 code, as by
+        ``benchmarks/peer_tuning.py``.
     """
 
     mode: str
     bf16: str = ""
+    tuned: bool = False
 
     @property
     def dtype(self) -> str:
@@ -34,7 +37,7 @@ class Peer:
         return "bf16" if self.bf16 else WIDE
 
 
-PEERS = {
+PLAIN = {
     "torch-eager": Peer("eager"),
     "torch-compile": Peer("compile"),
     "transformers": Peer("transformers"),
@@ -42,8 +45,10 @@ PEERS = {
     "torch-amp-compile": Peer("compile", "autocast"),
     "torch-bf16": Peer("eager", "all"),
 }
+TUNED = {f"{name}-tuned": replace(peer, tuned=True) for name, peer in PLAIN.items()}
+PEERS = PLAIN | TUNED
 BEST = "torch-best"
-"""The word for all peers that this machine has."""
+"""The word for all tuned peers that this machine has: at every size that was measured they were the faster ones."""
 SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
 OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,7 +131,7 @@ class Plan:
     @property
     def every(self) -> dict[str, bool]:
         """The names of all peers, and whether each may be left out because this machine does not have it."""
-        found = {name: True for name, peer in PEERS.items() if BEST in self.peers and self.dtype in (None, peer.dtype)}
+        found = {name: True for name, peer in TUNED.items() if BEST in self.peers and self.dtype in (None, peer.dtype)}
         return found | dict.fromkeys((p for p in self.peers if p != BEST), False)
 
     def own_dtype(self, name: str) -> str:
@@ -222,6 +227,6 @@ def peer_sides(plan: Plan) -> list[Side]:
     config = models.parse(plan.model)
     common = {"model": config.model, "sizes": asdict(config), "threads": plan.threads, "optimizer": OPTIMIZER}
     return [
-        *(Side(p, command, {"mode": PEERS[p].mode, "bf16": PEERS[p].bf16, **common}, environment) for p in plan.every),
+        *(Side(p, command, {**asdict(PEERS[p]), **common}, environment) for p in plan.every),
         *(cpuopt_side(plan, variant, variant, plan.own_dtype(variant)) for variant in plan.against),
     ]
