@@ -184,7 +184,8 @@ def table(record: Mapping[str, Any]) -> list[str]:
         cold = [None if s is None else s + record["cold_s"][side] for s in found[side]]
         ms = [1e3 * r["points"][-1][1] / r["points"][-1][0] for r in runs]
         steps = f"{np.mean([r['points'][-1][0] for r in runs]):,.0f}"
-        name = side if side == "cpuopt" else f"{side}, {record['peer']}"
+        how = "tuned" if record.get("tuning") else "as it comes"  # of records of earlier versions
+        name = side if side == "cpuopt" else f"{side} {how}, {record['peer']}"
         cells = [spread(found[side]), spread(cold), spread(ms), spread(last[side], 3), steps]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     if all(None not in f for f in found.values()):

@@ -43,9 +43,8 @@ NONE = "not measured"
 UNTUNED = "PyTorch ran as it comes, without the tuning that makes it faster ([how](README.md#pytorch-tuned))."
 SIDES = "cpuopt", "peer"
 LLAMA = ("--model", "smollm2-135M", "--peer", "torch-best", "--dtype", "float32", "--sizes", "1x16,1x64,4x64,1x512")
-PLAIN_TOO = [word for name in PLAIN if name != "transformers" for word in ("--peer", name)]
 RUNS = {
-    "front": ("--sizes", "4x64", "--peer", "torch-best", *PLAIN_TOO),
+    "front": ("--sizes", "4x64", "--peer", "torch-best", "--peer", "torch-eager", "--peer", "torch-amp"),
     "suite": ("--suite", "--peer", "torch-best"),
     "llama": LLAMA,
 }

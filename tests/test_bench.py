@@ -378,21 +378,21 @@ def test_cpuopt_runs_in_the_type_of_the_peer_or_in_the_one_that_is_given():
 
 def test_a_peer_that_this_machine_lacks_is_left_out_with_the_reason(fakes):
     plan = replace(PLAN, peers=("torch-best",), sizes=((1, 8), (2, 8)), rounds=2)
-    lacks = fakes("B", "torch-compile", check='{"error": "needs a C++ compiler"}')
-    dies = fakes("B", "torch-amp", steps="die", bad_at=2)
-    record = measure(fakes("A"), fakes("B", "torch-eager", ms=[800]), lacks, dies, plan=plan)
+    lacks = fakes("B", "torch-compile-tuned", check='{"error": "needs a C++ compiler"}')
+    dies = fakes("B", "torch-amp-tuned", steps="die", bad_at=2)
+    record = measure(fakes("A"), fakes("B", "torch-eager-tuned", ms=[800]), lacks, dies, plan=plan)
     assert [(r["peer"], r["B"]) for r in record["results"]] == [
-        ("torch-eager", 1),
-        ("torch-amp", 1),
-        ("torch-eager", 2),
+        ("torch-eager-tuned", 1),
+        ("torch-amp-tuned", 1),
+        ("torch-eager-tuned", 2),
     ]
-    assert record["left_out"].keys() == {"torch-compile", "torch-amp"}
-    assert "torch-compile is left out: needs a C++ compiler" in shown(record)
-    assert "torch-amp is left out: ended with status 3 during 'steps'" in shown(record)
+    assert record["left_out"].keys() == {"torch-compile-tuned", "torch-amp-tuned"}
+    assert "torch-compile-tuned is left out: needs a C++ compiler" in shown(record)
+    assert "torch-amp-tuned is left out: ended with status 3 during 'steps'" in shown(record)
     with pytest.raises(UserError, match=r"--peer torch-best: this machine has none: needs a C\+\+ compiler"):
         measure(fakes("A"), lacks, plan=plan)
-    with pytest.raises(UserError, match=r"torch-compile: needs a C\+\+ compiler"):  # asked for by its name
-        measure(fakes("A"), lacks, plan=replace(plan, peers=("torch-compile",)))
+    with pytest.raises(UserError, match=r"torch-compile-tuned: needs a C\+\+ compiler"):  # asked for by its name
+        measure(fakes("A"), lacks, plan=replace(plan, peers=("torch-compile-tuned",)))
 
 
 def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path):
@@ -405,7 +405,7 @@ def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path):
     assert json.loads(out.read_text()) | {"time": ""} == json.loads(json.dumps(record | {"time": ""}))
     assert seen == [(r["model"], r["B"]) for r in record["results"]] == [("gpt2-tiny", 1), ("gpt2-nano", 2)]
     assert record["geometric_mean"]["torch-eager"]["median"] == pytest.approx(2)
-    assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]     5.00 50 / 25" in shown(record)
+    assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]      40 50 / 25" in shown(record)
     sides["theirs"] = [fakes("B", "torch-eager", steps="die", bad_at=2)]
     failed = suite.run(rows, view, **sides)
     assert [bool(r["ratio"]) for r in failed["results"]] == [True, False]
@@ -539,7 +539,7 @@ def test_other_sizes_are_refused(text):
         ({"seed": -1}, "--seed -1"),
         (
             {"peers": ("vanilla",)},
-            "--peer vanilla: expected one of torch-eager, .*, torch-bf16, torch-best; for a variant, --against",
+            "--peer vanilla: expected one of torch-eager, .*, torch-bf16, each also with -tuned .*, or torch-best; for a",
         ),
         ({"model": "gpt3"}, "--model 'gpt3'"),
         ({"dtype": "half"}, "--dtype 'half': expected one of float32, bf16"),

@@ -1,5 +1,11 @@
 """Every kernel against its op's float64 reference, on every awkward case."""
 
+import random
+import subprocess
+from collections.abc import Hashable, Iterator
+from functools import cache
+from pathlib import Path
+
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
@@ -26,15 +32,54 @@ def cases_of(op: ops.Op, k: registry.Kernel) -> list[Case]:
 
 
 VARIANTS = {op: [k for k in registry.KERNELS.values() if k.op is op and not is_copy(k)] for op in ops.ALL.values()}
-EVERY = [(k, case) for op, variants in VARIANTS.items() for k in variants for case in cases_of(op, k)]
-EVERY = [(k, case) for k, case in EVERY if k.takes_all(case.types)]
-"""The variants one after another, which share the reference's results."""
 
 
-@pytest.mark.parametrize(("kernel", "case"), EVERY, ids=[f"{k.name} {case}" for k, case in EVERY])
-def test_kernel_agrees_with_its_reference(kernel: registry.Kernel, case: Case) -> None:
-    result = check(kernel, case, threads=(1, 2, 3, 4))
+@cache
+def commit() -> str:
+    """Return the commit, by which cases are drawn: others from one to the next, and the same ones again."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def aspects(case: Case) -> set[Hashable]:
+    """Return what a case is made of."""
+    return {("sizes", str(sorted(case.sizes.items()))), ("kind", case.kind), case.absent, str(case.types)}
+
+
+def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
+    """Yield some cases that have each size, kind, absence and type of all at least once."""
+    missing = {a for one in found for a in aspects(one)}
+    for one in draw.sample(found, len(found)):
+        if aspects(one) & missing:
+            missing -= aspects(one)
+            yield one
+
+
+def parameters() -> Iterator[object]:
+    """Yield each kernel with each case, the variants one after another, which share the reference's results."""
+    for op, variants in VARIANTS.items():
+        for k in variants:
+            every = [one for one in cases_of(op, k) if k.takes_all(one.types)]
+            some = {str(one) for one in covering(every, random.Random(f"{commit()} {k.name}"))}
+            for one in every:
+                marks = () if str(one) in some else pytest.mark.slow
+                yield pytest.param(k, one, id=f"{k.name} {one}", marks=marks)
+
+
+@pytest.mark.parametrize(("kernel", "case"), [*parameters()])
+def test_kernel_agrees_with_its_reference(kernel: registry.Kernel, case: Case, request: pytest.FixtureRequest) -> None:
+    threads = (1, 2, 3, 4) if request.node.get_closest_marker("slow") else (1, 3)
+    result = check(kernel, case, threads=threads)
     assert result.verdict == "PASS", str(result)
+
+
+@pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
+def test_a_cover_has_every_size_kind_absence_and_type(op: ops.Op) -> None:
+    every = cases(op)
+    for seed in range(3):
+        some = [*covering(every, random.Random(seed))]
+        assert set().union(*map(aspects, some)) == set().union(*map(aspects, every))
+        assert len(some) < 0.7 * len(every)
 
 
 @pytest.mark.parametrize("op", ops.ALL.values(), ids=str)

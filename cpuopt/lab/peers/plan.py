@@ -122,8 +122,8 @@ class Plan:
         require("recompute", self.recompute)
         for peer in self.peers:
             if peer not in (*PEERS, BEST):
-                known = ", ".join((*PEERS, BEST))
-                raise UserError(f"--peer {peer}: expected one of {known}; for a variant, --against {peer}")
+                known = f"one of {', '.join(PLAIN)}, each also with -tuned behind it, or {BEST}"
+                raise UserError(f"--peer {peer}: expected {known}; for a variant, --against {peer}")
             if config.files:
                 name = models.name_of(config)
                 raise UserError(f"--peer {peer}: it does not have {name}; compare variants, as in --against vanilla")
