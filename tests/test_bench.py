@@ -539,7 +539,7 @@ def test_other_sizes_are_refused(text):
         ({"seed": -1}, "--seed -1"),
         (
             {"peers": ("vanilla",)},
-            "--peer vanilla: expected one of torch-eager, .*, torch-bf16, each also with -tuned .*, or torch-best; for a",
+            "--peer vanilla: expected one of torch-eager, .*, torch-bf16, each also with -tuned .*, or torch-best",
         ),
         ({"model": "gpt3"}, "--model 'gpt3'"),
         ({"dtype": "half"}, "--dtype 'half': expected one of float32, bf16"),
