@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 from listening import Listener, raising
 
+from cpuopt.check import gate
+from cpuopt.check.cases import Case
+from cpuopt.check.sized import Sized
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.lab import ab
-from cpuopt.profiler import profile
+from cpuopt.profiler import peak_rss_bytes, profile
 from cpuopt.train import first, job
 from cpuopt.train.trainer import train
 
@@ -466,3 +469,23 @@ def test_ctrl_c(text, tmp_path, number):
     assert [m["step"] for m in metrics] == list(range(1, len(metrics) + 1))
     assert profile["steps"] >= 2
     assert (folder / "main.log").read_text().count("trl:") == len(metrics)
+
+
+def test_the_planned_memory_has_what_samples_need_and_a_judgement_does_not_count(prepare):
+    plain, samples = prepare(), prepare(sample_every=1)
+    copies = {"float32": 4, "bf16": 2}
+    for dtype, size in copies.items():
+        made = prepare(sample_every=1, dtype=dtype)
+        assert made.planned_bytes - made.engine.predicted_peak_bytes == size * made.config.n_params
+    assert plain.planned_bytes == plain.engine.predicted_peak_bytes
+    assert samples.planned_bytes > samples.engine.predicted_peak_bytes
+
+
+def test_judging_gives_its_memory_back(monkeypatch, tmp_path):
+    """Its peak is reported by itself, and the process's peak begins again."""
+    kernel = registry.KERNELS["residual_forward", "optimized"]
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    large = Sized(kernel, Case({"N": 1 << 23}), {})
+    judged = gate.require_right([kernel], [large], threads=1)
+    assert judged.peak_bytes - peak_rss_bytes() > 4 * (1 << 23)  # one array of the case, of several
+    assert "GB, and the results are kept" in judged.notes()[0]

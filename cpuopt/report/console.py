@@ -238,7 +238,7 @@ class TrainingView:
             self.say(note)
         parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))
         self.say(f"memory: {parts}; shared {gb(-plan['shared'])}; arena {gb(plan['arena'])}")
-        self.say(f"expected peak of the process {gb(engine.predicted_peak_bytes)}")
+        self.say(f"expected peak of the process {gb(job.planned_bytes)}")
         self.bar.start()
         self.opened = self.clock()
         return self

@@ -207,7 +207,7 @@ def measured(
         start_s=start_s + max(0.0, sum(x - step for x in seconds[: min(half, s.steps)])),
         validation_s=(1 + s.validations(0)) * _validation(job, clock),
         saving_s=_saving(job, root, clock),
-        peak=job.engine.predicted_peak_bytes,
+        peak=job.planned_bytes,
         data=job.corpus.description,
         epoch_steps=job.epoch_steps,
     )

@@ -208,6 +208,13 @@ class Job(TrainingSteps):
         return len(self.batches) / self.settings.micro_batches
 
     @property
+    def planned_bytes(self) -> int:
+        """The expected peak memory of the process: that of training, and the copy of the weights that samples read."""
+        wide = stored(self.settings.dtype) == "float32"
+        copy = self.config.n_params * (4 if wide else 2) if self.settings.sample_every else 0
+        return self.engine.predicted_peak_bytes + copy
+
+    @property
     def adapter(self) -> Adapter | None:
         """The adapters that the run trains, as they are now."""
         if self.settings.lora is None:

@@ -583,7 +583,7 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         "step_ms_quiet": quiet["step_ms"],
         "tokens_per_s": quiet["tokens_per_s"],
         "peak_rss_bytes": peak_rss_bytes(),
-        "planned_peak_bytes": engine.predicted_peak_bytes,
+        "planned_peak_bytes": trainer.job.planned_bytes,
         "arena": engine.plan.describe(),
         "threads": engine.threads,
         "ranks": engine.comm.size,
