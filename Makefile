@@ -29,12 +29,11 @@ test: $(VENV)/.dev ## the tests, on all cores
 	$(BIN)/cpuopt warmup --all
 	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
-# quick and slow tests in one go, so that they are collected once and the slow ones fill both cores; the environment
-# with MPI is made while ruff and mypy, which take one core, run
-check: ## what CI runs: lint, a small run, quick and slow tests, those with MPI
+# the environment with MPI is made while ruff and mypy, which take one core, run
+check: ## what CI runs: lint, a small run, the tests, those with MPI
 	$(MAKE) -j2 lint $(VENV)-$(MPI)/.installed
 	$(MAKE) smoke
-	$(MAKE) test MARKED="not peers and not mpi and not arm"
+	$(MAKE) test
 	$(MAKE) test-mpi
 
 lint: $(VENV)/.dev ## ruff and mypy
