@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -118,24 +120,31 @@ def engine(shared):
     shared[0].runner = run_calls
 
 
+@pytest.fixture
+def profiled(engine, shared):
+    """Profile steps of the shared engine."""
+    return partial(run, engine, shared[1])
+
+
 def batch(i=0):
     tokens = np.random.default_rng(i).integers(0, 256, (B, T + 1))
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-def run(engine, choice, steps=1, warmup=0, **kw):
-    """Profile some steps of a model."""
+def run(engine, choice, steps=1, warmup=0, delays=None, roofs=None, given=None, **kw):
+    """Profile some steps of a model, each as much longer as told in ns; give the profiler, and the profile."""
     p = Profiler(engine, CLOCK, **kw)
-    for i in range(warmup + steps):
+    for i, delay in enumerate(delays or [0] * (warmup + steps)):
         with p.time_step():
-            engine.step(**batch(i))
+            engine.step(**given or batch(i))
+            CLOCK.now += int(delay)
     p.remove()
-    return p, p.profile(model="gpt2-tiny", B=B, T=T, choice=choice, warmup=warmup)
+    return p, p.profile(model="gpt2-tiny", B=B, T=T, choice=choice, warmup=warmup, roofs=roofs)
 
 
 @pytest.fixture
-def result(engine, shared):
-    return run(engine, shared[1])[1]
+def result(profiled):
+    return profiled()[1]
 
 
 def row(profile, label):
@@ -173,14 +182,10 @@ def test_rates_are_those_of_the_declaration(result, engine):
     assert sum(r.flops for r in result.ops) == engine.program.flops
 
 
-def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
+def test_a_row_is_held_against_the_roof_that_binds(engine, shared, profiled):
     levels = (Level("L1", 20_000), Level("memory", None))
     roofs = Roofs(1, levels, 1e3, {"L1": {"read": 2e3, "copy": 3e3}, "memory": {"read": 500}}, 1.0)
-    p = Profiler(engine, CLOCK)
-    with p.time_step():
-        engine.step(**batch())
-    p.remove()
-    profile = p.profile(model="gpt2-tiny", B=B, T=T, choice=shared[1], roofs=roofs)
+    p, profile = profiled(roofs=roofs)
     for r in profile.ops[:-1]:
         calls = [c for c in engine.program.calls if c.op.label == r.label]
         least = sum(max(c.flops / 1e3, c.bytes / (3e3 if c.bytes <= 20_000 else 500)) for c in calls)
@@ -201,7 +206,7 @@ def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
     assert f"passed a roof, so these were raised: FMA from 1 to {most:.4g} GFLOP/s" in said
 
 
-def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, monkeypatch):
+def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, profiled, monkeypatch):
     totals = np.zeros(3, np.int64)
 
     def uneven(function, op):
@@ -216,15 +221,15 @@ def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, mon
         kernel = lambda b: replace(b.kernel, function=uneven(b.kernel.function, b.call.op.name))  # noqa: E731
         engine.phases[phase] = [replace(b, kernel=kernel(b)) for b in calls]
     monkeypatch.setattr(engine, "backwards", [engine.phases["backward"]])
-    _, p = run(engine, shared[1], steps=2, regions=totals)
+    _, p = profiled(steps=2, regions=totals)
     assert row(p, "GELU Forward").imbalance == pytest.approx(1.5)
     assert row(p, "GELU Backward").imbalance == pytest.approx(1.0)
     assert row(p, UNACCOUNTED).imbalance is None
-    assert row(run(engine, shared[1])[1], "GELU Forward").imbalance is None
+    assert row(profiled()[1], "GELU Forward").imbalance is None
 
 
-def test_shares_add_to_100_and_ms_to_the_step(engine, shared):
-    _, p = run(engine, shared[1], steps=7, warmup=2)
+def test_shares_add_to_100_and_ms_to_the_step(profiled):
+    _, p = profiled(steps=7, warmup=2)
     assert sum(r.share for r in p.ops) == pytest.approx(100)
     assert sum(r.ms for r in p.ops) == pytest.approx(p.quiet_ms)
     assert all(r.share == pytest.approx(100 * r.ms / p.quiet_ms) for r in p.ops)
@@ -232,7 +237,7 @@ def test_shares_add_to_100_and_ms_to_the_step(engine, shared):
     assert sum(r.share for r in p.layers) + p.ops[-1].share == pytest.approx(100)
 
 
-def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, shared, monkeypatch):
+def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, profiled, monkeypatch):
     load = engine._load
 
     def slow_load(batch):
@@ -240,14 +245,14 @@ def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, shared, mon
         load(batch)
 
     monkeypatch.setattr(engine, "_load", slow_load)
-    _, p = run(engine, shared[1])
+    _, p = profiled()
     assert p.unaccounted_ms == p.ops[-1].ms == pytest.approx((70_000 + BETWEEN) / 1e6)
 
 
-def test_a_kernel_twice_as_slow_shows_in_its_row_alone(engine, shared):
-    _, before = run(engine, shared[1], steps=3)
+def test_a_kernel_twice_as_slow_shows_in_its_row_alone(profiled):
+    _, before = profiled(steps=3)
     CLOCK.cost["fake", "gelu_backward"] *= 2
-    _, after = run(engine, shared[1], steps=3)
+    _, after = profiled(steps=3)
     moved = {r.label: b.ms - r.ms for r, b in zip(before.ops, after.ops, strict=True) if abs(b.ms - r.ms) > 1e-9}
     assert moved == {"GELU Backward": pytest.approx(CLOCK.cost["fake", "gelu_backward"] / 1e6)}
 
@@ -272,24 +277,23 @@ def test_two_calls_of_one_layer_are_one_row_and_layers_stand_together(result):
     assert order == sorted(order, key=order.index)
 
 
-def test_warm_up_is_dropped_and_a_disturbed_step_moves_no_row(engine, shared):
-    p = Profiler(engine, CLOCK)
-    for i, extra in enumerate([9e6, 0, 0, 5e6, 0]):
-        with p.time_step():
-            engine.step(**batch(i))
-            CLOCK.now += int(extra)
-    quiet = p.steps[1].end - p.steps[1].start
-    r = p.profile(model="m", B=B, T=T, choice=shared[1], warmup=1)
+def test_warm_up_is_dropped_and_a_disturbed_step_moves_no_row(profiled):
+    p, r = profiled(warmup=1, delays=[9e6, 0, 0, 5e6, 0])
+    quiet = (p.steps[1].end - p.steps[1].start) / 1e6
     assert (r.steps, r.warmup) == (4, 1)
-    assert r.step_ms_values == pytest.approx([quiet / 1e6, quiet / 1e6, quiet / 1e6 + 5, quiet / 1e6])
-    ends = {"max": quiet / 1e6 + 5, "mean": quiet / 1e6 + 5 / 4}
-    assert r.step_ms == pytest.approx(dict.fromkeys(("quiet", "median", "min"), quiet / 1e6) | ends)
-    assert r.tokens_per_s == pytest.approx(B * T / (quiet / 1e9))
+    assert r.step_ms_values == pytest.approx([quiet, quiet, quiet + 5, quiet])
+    ends = {"max": quiet + 5, "mean": quiet + 5 / 4}
+    assert r.step_ms == pytest.approx(dict.fromkeys(("quiet", "median", "min"), quiet) | ends)
+    assert (r.quiet_ms, r.tokens_per_s) == pytest.approx((quiet, B * T / (quiet / 1e3)))
     assert r.unaccounted_ms == pytest.approx(BETWEEN / 1e6)
+    assert sum(row.ms for row in r.ops) == pytest.approx(quiet)
+    said = next(line for line in show(r) if "tokens/s" in line)
+    mean = f"mean {quiet + 5 / 4:,.3f}"
+    assert f"step {quiet:,.3f} ms, lower quartile of 4 ({mean}, {quiet:,.3f} to {quiet + 5:,.3f})" in said
 
 
-def test_steps_that_are_all_disturbed_at_other_calls_show_the_quiet_times(engine, shared):
-    _, quiet = run(engine, shared[1], steps=1)
+def test_steps_that_are_all_disturbed_at_other_calls_show_the_quiet_times(engine, shared, profiled):
+    _, quiet = profiled()
     p = Profiler(engine, CLOCK)
     disturbed = ["gelu_forward", "adamw", "attention_backward", "sumsq"]
     for i in range(8):
@@ -306,15 +310,11 @@ def test_steps_that_are_all_disturbed_at_other_calls_show_the_quiet_times(engine
     assert f"step {r.quiet_ms:,.3f} ms, lower quartile of 8 (mean {r.step_ms['mean']:,.3f}, " in said
 
 
-def test_flops_that_depend_on_the_data_are_those_that_the_data_ask_for(engine, shared, monkeypatch):
+def test_flops_that_depend_on_the_data_are_those_that_the_data_ask_for(profiled, monkeypatch):
     def rows(ignored):
-        p = Profiler(engine, CLOCK)
         given = {name: ids.copy() for name, ids in batch().items()}
         given["targets"][:, :ignored] = -100
-        with p.time_step():
-            engine.step(**given)
-        p.remove()
-        r = p.profile(model="m", B=B, T=T, choice=shared[1])
+        r = profiled(given=given)[1]
         return r, [row(r, f"Softmax/Cross-entropy {way}") for way in ("Forward", "Backward")]
 
     every, all_of_them = rows(0)
@@ -336,40 +336,18 @@ def test_the_lower_quartile_is_a_measurement_and_keeps_its_parts(times, quiet):
     assert apart(quiet, 1.1 * quiet) > apart(quiet, 1.04 * quiet)
 
 
-def test_one_slow_step_of_three_is_in_no_figure_that_is_shown(engine, shared):
-    p = Profiler(engine, CLOCK)
-    for i, extra in enumerate([0, 35e6, 0]):
-        with p.time_step():
-            engine.step(**batch(i))
-            CLOCK.now += int(extra)
-    quiet = (p.steps[0].end - p.steps[0].start) / 1e6
-    r = p.profile(model="m", B=B, T=T, choice=shared[1], warmup=0)
-    assert r.quiet_ms == pytest.approx(quiet)
-    assert sum(row.ms for row in r.ops) == pytest.approx(quiet)
-    assert r.tokens_per_s == pytest.approx(B * T / (quiet / 1e3))
-    said = next(line for line in show(r) if "tokens/s" in line)
-    mean = f"mean {quiet + 35 / 3:,.3f}"
-    assert f"step {quiet:,.3f} ms, lower quartile of 3 ({mean}, {quiet:,.3f} to {quiet + 35:,.3f})" in said
-
-
-def test_warm_up_leaves_one_step(engine, shared):
-    p, _ = run(engine, shared[1], steps=2)
-    assert (p.profile(model="m", B=B, T=T, choice=shared[1], warmup=9).steps) == 1
-
-
-def test_a_long_run_keeps_its_newest_steps(engine, shared):
-    p, r = run(engine, shared[1], steps=5, keep=2)
+def test_a_long_run_keeps_its_newest_steps_with_the_raw_times_of_every_call_and_warm_up_leaves_one(
+    engine, shared, profiled
+):
+    p, r = profiled(steps=5, keep=2)
     assert [s.number for s in p.steps] == [3, 4]
     assert r.steps == len(r.step_ms_values) == 2
-
-
-def test_raw_times_of_every_call_are_kept(engine, shared):
-    p, _ = run(engine, shared[1], steps=2)
     for step in p.steps:
         calls = [b.call for bounds, _ in step.runs for b in bounds]
         assert calls == engine.program.calls
         spent = np.concatenate([np.diff(marks) for _, marks in step.runs])
         assert spent.tolist() == [cost(c.op.name) for c in calls]
+    assert p.profile(model="m", B=B, T=T, choice=shared[1], warmup=9).steps == 1
 
 
 def test_a_call_that_runs_twice_in_a_step_counts_twice(engine, shared):
@@ -384,18 +362,14 @@ def test_a_call_that_runs_twice_in_a_step_counts_twice(engine, shared):
     assert gelu.gflops == pytest.approx(gelu.flops / (4 * cost("gelu_forward")))
 
 
-def test_overhead_is_what_the_profiling_loop_adds(result, engine):
+def test_overhead_is_what_the_profiling_loop_adds_and_leaves_the_model_alone(result, engine):
     readings = len(engine.calls) + 1 + 3  # between the calls, and at the step's start and end; the last ends the timing
     assert result.profiler_overhead_ms == pytest.approx((readings - 1) * TICK / 1e6)
-
-
-def test_overhead_leaves_the_model_alone(engine):
     p = Profiler(engine, CLOCK)
     before = {n: a.copy() for n, a in engine.parameters().items()}
     p.overhead_ms()
     assert all(np.array_equal(a, before[n]) for n, a in engine.parameters().items())
-    assert engine.runner == p.run_calls
-    assert not p.steps
+    assert (engine.runner, [*p.steps]) == (p.run_calls, [])
 
 
 def test_json_is_one_plain_object(result):
@@ -412,13 +386,6 @@ def test_json_is_one_plain_object(result):
     for r in got["layers"]:
         assert all(isinstance(r[k], str) for k in ("layer", "op", "variant"))
         assert isinstance(r["ms"], float)
-
-
-def test_peak_memory_is_of_this_process_alone():
-    child = "from cpuopt.profiler import peak_rss_bytes; print(peak_rss_bytes())"
-    parent = f"import subprocess, sys; x = b'x' * 400_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
-    out = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True).stdout
-    assert 10e6 < int(out) < 300e6
 
 
 # What profiling leaves as it was
@@ -493,23 +460,21 @@ def test_profile_of_a_job(engine, shared):
     assert engine.runner is run_calls
 
 
-def test_numba_is_not_imported():
-    code = "import sys, cpuopt.profiler, cpuopt.report.tables, cpuopt.report.trace; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_peak_memory_is_of_this_process_alone_and_numba_is_not_imported():
+    child = "import sys, cpuopt.profiler as p, cpuopt.report.tables, cpuopt.report.trace\n"
+    child += "assert 'numba' not in sys.modules; print(p.peak_rss_bytes())"
+    parent = f"import subprocess, sys; x = b'x' * 400_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
+    out = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True).stdout
+    assert 10e6 < int(out) < 300e6
 
 
 # The trace file
 
 
-def read_trace(path):
-    data = json.loads(path.read_text())
-    return [e for e in data["traceEvents"] if e["ph"] == "X"], data
-
-
-def test_trace_events_nest_exactly(engine, shared, tmp_path):
-    _, p = run(engine, shared[1], steps=3)
-    trace.write_trace(tmp_path / "t.json", p, steps=2)
-    events, _ = read_trace(tmp_path / "t.json")
+def test_trace_events_nest_exactly_and_say_what_each_call_was(engine, profiled, tmp_path):
+    trace.write_trace(tmp_path / "t.json", profiled(steps=3)[1], steps=2)
+    data = json.loads((tmp_path / "t.json").read_text())
+    events = [e for e in data["traceEvents"] if e["ph"] == "X"]
     assert Counter(e["cat"] for e in events)["step"] == 2
     stack, depths = [], Counter()
     for e in events:
@@ -518,39 +483,25 @@ def test_trace_events_nest_exactly(engine, shared, tmp_path):
         if stack:
             assert stack[-1]["ts"] <= e["ts"]
             assert e["ts"] + e["dur"] <= stack[-1]["ts"] + stack[-1]["dur"]
-        assert all(float(8 * e[k]).is_integer() for k in ("ts", "dur")), (
-            "not exact in binary: a reader's sums may overlap"
-        )
+        exact = all(float(8 * e[k]).is_integer() for k in ("ts", "dur"))
+        assert exact, "not exact in binary: a reader's sums may overlap"
         stack.append(e)
         depths[len(stack)] += 1
         assert len(stack) == {"step": 1, "phase": 2}.get(e["cat"], 3)
     assert depths == {1: 2, 2: 8, 3: 2 * len(engine.calls)}
     starts = [e["ts"] for e in events]
-    assert starts[0] == 0
-    assert starts == sorted(starts)
-
-
-def test_trace_says_what_each_call_was(engine, shared, tmp_path):
-    _, p = run(engine, shared[1])
-    trace.write_trace(tmp_path / "t.json", p)
-    events, data = read_trace(tmp_path / "t.json")
+    assert (starts[0], starts) == (0, sorted(starts))
     e = next(e for e in events if e["name"] == "matmul_forward" and e["args"]["layer"] == "h.1.mlp.c_fc")
-    assert e["cat"] == "forward"
+    assert (e["cat"], e["args"]["variant"], e["args"]["flops"]) == ("forward", "fake", 2 * B * T * 64 * 256)
     assert e["dur"] == pytest.approx(cost("matmul_forward") / 1e3, abs=0.25)
-    assert e["args"]["variant"] == "fake"
     assert e["args"]["shapes"] == {"out": [B, T, 256], "inp": [B, T, 64], "weight": [256, 64], "bias": [256]}
-    assert e["args"]["flops"] == 2 * B * T * 64 * 256
     assert {(e["pid"], e["tid"]) for e in data["traceEvents"]} == {(1, 1)}
     assert data["displayTimeUnit"] == "ms"
 
 
 def test_trace_is_whole_or_not_there(result, tmp_path, monkeypatch):
     (tmp_path / "t.json").write_text("old")
-
-    def full(fd):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("cpuopt.files.os.fsync", full)
+    monkeypatch.setattr("cpuopt.files.os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(UserError, match="No space left"):
         trace.write_trace(tmp_path / "t.json", result)
     assert [f.name for f in tmp_path.iterdir()] == ["t.json"]
