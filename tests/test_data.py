@@ -13,8 +13,10 @@ import sysconfig
 import tempfile
 import tracemalloc
 import urllib.request
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.error import URLError
 
 import numpy as np
@@ -109,10 +111,15 @@ def test_a_batch_is_a_function_of_seed_epoch_and_index_alone(size, seed, order):
         assert (numbered(n, B, T, seed).batch(*divmod(k, len(used)))[0] == expected[k]).all()
 
 
-def test_the_order_of_seed_42_is_pinned():
+SORTED = [[[20, 12], [28, 8], [4, 0], [16, 24]], [[4, 28], [12, 20], [0, 8], [24, 16]]]
+WALKED = [[[28, 24], [12, 16], [20, 4], [8, 0]], [[8, 24], [0, 16], [20, 12], [4, 28]]]
+
+
+@pytest.mark.parametrize(("limit", "order"), [(batching.SORTED, SORTED), (0, WALKED)])
+def test_the_order_of_seed_42_is_pinned(monkeypatch, limit, order):
+    monkeypatch.setattr(batching, "SORTED", limit)
     batches = numbered(8 * 4 + 1, 2, 4, seed=42)
-    epochs = [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)]
-    assert epochs == [[[20, 12], [28, 8], [4, 0], [16, 24]], [[4, 28], [12, 20], [0, 8], [24, 16]]]
+    assert [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)] == order
 
 
 @pytest.fixture
@@ -133,13 +140,6 @@ def test_without_sorting_an_epoch_has_each_window_once_too(windows):
 
 
 @pytest.mark.usefixtures("_walked")
-def test_without_sorting_the_order_of_seed_42_is_pinned():
-    batches = numbered(8 * 4 + 1, 2, 4, seed=42)
-    epochs = [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)]
-    assert epochs == [[[28, 24], [12, 16], [20, 4], [8, 0]], [[8, 24], [0, 16], [20, 12], [4, 28]]]
-
-
-@pytest.mark.usefixtures("_walked")
 def test_without_sorting_each_window_comes_anywhere_as_often_and_beside_any_other():
     windows, epochs = 10, 3000
     batches = numbered(windows * 4 + 1, windows, 4, seed=1)
@@ -151,17 +151,22 @@ def test_without_sorting_each_window_comes_anywhere_as_often_and_beside_any_othe
     assert np.abs(steps / steps.mean() - 1).max() < 0.1
 
 
-def test_a_shuffle_of_400_million_tokens_takes_no_memory():
-    tokens = np.broadcast_to(np.uint8(7), 400_000_001)
+@contextmanager
+def taking(most):
+    """No more memory than that many bytes."""
     tracemalloc.start()
     try:
-        batches = Batches(tokens, 4, 8, seed=0, vocab_size=256)
-        first = [batches.at(i)[0].copy() for i in range(3)]
-        peak = tracemalloc.get_traced_memory()[1]
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 20
-    assert len(first) == 3
+
+
+def test_a_shuffle_of_400_million_tokens_takes_no_memory():
+    tokens = np.broadcast_to(np.uint8(7), 400_000_001)
+    with taking(1 << 20):
+        batches = Batches(tokens, 4, 8, seed=0, vocab_size=256)
+        assert len([batches.at(i)[0].copy() for i in range(3)]) == 3
 
 
 def test_seeds_and_epochs_differ_and_rows_come_from_different_places():
@@ -175,16 +180,18 @@ def test_seeds_and_epochs_differ_and_rows_come_from_different_places():
     assert neighbours < 10  # of 300
 
 
-def test_without_a_seed_every_epoch_is_in_the_order_of_the_text():
+def test_without_a_seed_every_epoch_is_in_the_order_of_the_text_and_ends():
     batches = numbered(41, 2, 4)
     for epoch in (0, 7):
         assert [starts(batches.batch(epoch, index)) for index in range(5)] == [[8 * i, 8 * i + 4] for i in range(5)]
+    for index in (-1, 5):
+        with pytest.raises(IndexError, match=f"batch {index} of 5"):
+            batches.batch(0, index)
 
 
 def test_the_windows_left_over_differ_by_epoch():
     batches = numbered(7 * 5 + 1, 4, 5, seed=3)  # 7 windows, one batch of 4
-    seen = [set(starts(batches.batch(epoch, 0))) for epoch in range(20)]
-    assert set.union(*seen) == set(range(0, 35, 5))
+    assert set.union(*(set(starts(batches.batch(epoch, 0))) for epoch in range(20))) == set(range(0, 35, 5))
 
 
 def test_a_batch_fills_the_arrays_it_is_given():
@@ -195,13 +202,6 @@ def test_a_batch_fills_the_arrays_it_is_given():
     assert targets is out[1]
     assert (inputs == batches.at(3)[0]).all()
     assert (targets == inputs + 1).all()
-
-
-def test_an_epoch_ends():
-    batches = numbered(17, 2, 4)
-    for index in (-1, 2):
-        with pytest.raises(IndexError, match=f"batch {index} of 2"):
-            batches.batch(0, index)
 
 
 @pytest.mark.parametrize("position", [0, 5, 8, 16])  # the first and last of a window, and the last target of all
@@ -338,23 +338,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, step):
     path = tmp_path / "x.bin"
     write_tokens(path, [1, 2, 3])
     before = path.read_bytes()
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, step, full)
+        patch.setattr(os, step, Mock(side_effect=OSError(28, "No space left on device")))
         fails("cannot write '.*x.bin': No space left", write_tokens, path, [9] * 100)
-    assert path.read_bytes() == before
-    assert tree(tmp_path) == ["x.bin"]
-
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, step, interrupted)
+        assert tree(tmp_path) == ["x.bin"]
+        patch.setattr(os, step, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             write_tokens(path, [9] * 100)
+    assert path.read_bytes() == before
     assert tree(tmp_path) == ["x.bin"]
 
 
@@ -378,10 +369,11 @@ def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
         ("", "", "{user}/.cache/cpuopt/x"),
     ],
 )
-def test_there_is_one_cache(root, home, expected, monkeypatch):
+def test_there_is_one_cache_and_the_data_directory_follows_the_environment(root, home, expected, tmp_path, monkeypatch):
+    assert tokenizers.data_directory() == tmp_path / "cache"
+    monkeypatch.delenv("CPUOPT_DATA_DIR")
     monkeypatch.setenv("CPUOPT_CACHE_DIR", root)
     monkeypatch.setenv("XDG_CACHE_HOME", home)
-    monkeypatch.delenv("CPUOPT_DATA_DIR", raising=False)
     assert str(cache_folder("x")) == expected.format(cwd=Path.cwd(), user=Path.home())
     assert machine.folder() == cache_folder("machine")
     if not root:
@@ -402,24 +394,16 @@ def test_a_text_file_is_its_bytes_and_its_last_tenth_validates(tmp_path):
     path.write_bytes("".join(chr(32 + i % 90) for i in range(1000)).encode() + "é".encode())
     corpus = load_corpus(str(path), **SMALL)
     assert np.concatenate([corpus.train, corpus.val]).tobytes() == path.read_bytes()
-    assert (corpus.train.size, corpus.val.size) == (901, 101)
-    assert corpus.n_tokens == 1002
-    assert corpus.tokenizer == "bytes"
-    assert corpus.train.dtype == np.uint8
-    assert not corpus.train.flags.writeable
-    assert not corpus.val.flags.writeable
+    assert (corpus.train.size, corpus.val.size, corpus.n_tokens) == (901, 101, 1002)
+    assert (corpus.tokenizer, corpus.train.dtype) == ("bytes", np.uint8)
+    assert (corpus.train.flags.writeable, corpus.val.flags.writeable) == (False, False)
     assert corpus.description == f"{path}: 901 tokens to train on, 101 to validate (bytes); text '{path}'"
 
 
 def test_a_large_text_is_not_read_whole(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"a" * (1 << 27))
-    tracemalloc.start()
-    try:
+    path = text_file(tmp_path / "a.txt", 1 << 27)
+    with taking(1 << 26):
         load_corpus(str(path), **SMALL).batches("train", 2, 8, seed=0).at(5)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 26
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_glob_takes_files_in_order_each_with_its_last_tenth(tmp_path):
@@ -480,52 +464,36 @@ def test_an_empty_file_and_a_too_short_one_are_refused(tmp_path):
     fails(r"\(train\): has 5 tokens", load_corpus, str(token_file(tmp_path / "x_train.bin", tokens=[1] * 5)), **SMALL)
 
 
-def test_a_train_file_brings_its_val_file(tmp_path):
-    for train, val in [("s_train", "s_val"), ("fineweb_train_000007", "fineweb_val_000000")]:
-        token_file(tmp_path / f"{train}.bin", tokens=[1] * 50)
-        token_file(tmp_path / f"{val}.bin", tokens=[2] * 60)
-        corpus = load_corpus(str(tmp_path / f"{train}.bin"), **SMALL)
-        assert (corpus.train.tolist(), corpus.val.tolist()) == ([1] * 50, [2] * 60)
-        assert corpus.tokenizer == "bytes"  # a token file does not say; the vocabulary does
-        assert load_corpus(str(tmp_path / f"{train}.bin"), **{**SMALL, "vocab_size": 50257}).tokenizer == "gpt2"
-        assert f"{val}.bin" in corpus.source
-
-
-def test_a_token_file_alone_is_split(tmp_path):
-    for name in ("alone", "s_train"):
-        corpus = load_corpus(str(token_file(tmp_path / f"{name}.bin", tokens=range(500))), vocab_size=500, T=8, B=2)
-        assert corpus.train.tolist() + corpus.val.tolist() == list(range(500))
-        assert corpus.val.size == 50
-        assert "last tenth" in corpus.source
-
-
-def test_a_glob_takes_one_token_file_not_several(tmp_path):
-    token_file(tmp_path / "s_train.bin", tokens=[1] * 50)
-    token_file(tmp_path / "s_val.bin", tokens=[2] * 60)
+@pytest.mark.parametrize(("train", "val"), [("s_train", "s_val"), ("fineweb_train_000007", "fineweb_val_000000")])
+def test_a_train_file_brings_its_val_file(tmp_path, train, val):
+    path = str(token_file(tmp_path / f"{train}.bin", tokens=[1] * 50))
+    token_file(tmp_path / f"{val}.bin", tokens=[2] * 60)
+    corpus = load_corpus(path, **SMALL)
+    assert (corpus.train.tolist(), corpus.val.tolist()) == ([1] * 50, [2] * 60)
+    assert corpus.tokenizer == "bytes"  # a token file does not say; the vocabulary does
+    assert load_corpus(path, **{**SMALL, "vocab_size": 50257}).tokenizer == "gpt2"
+    assert f"{val}.bin" in corpus.source
+    assert corpus.batches("train", 2, 8, seed=1).at(0)[0].tolist() == [[1] * 8] * 2
+    assert corpus.batches("val", 2, 8).at(0)[0].tolist() == [[2] * 8] * 2
+    assert corpus.batches("train", 2, 8, seed=9).seed == 9
     fails("matches 2 files, among them token files", load_corpus, str(tmp_path / "*.bin"), **SMALL)
-    assert load_corpus(str(tmp_path / "*train.bin"), **SMALL).val.size == 60
+    assert load_corpus(str(tmp_path / "*train*.bin"), **SMALL).val.size == 60
     text_file(tmp_path / "a.txt", 500)
     fails("matches 3 files, among them token files", load_corpus, str(tmp_path / "*"), **SMALL)
 
 
+@pytest.mark.parametrize("name", ["alone", "s_train"])
+def test_a_token_file_alone_is_split(tmp_path, name):
+    corpus = load_corpus(str(token_file(tmp_path / f"{name}.bin", tokens=range(500))), vocab_size=500, T=8, B=2)
+    assert corpus.train.tolist() + corpus.val.tolist() == list(range(500))
+    assert corpus.val.size == 50
+    assert "last tenth" in corpus.source
+
+
 def test_a_token_beyond_the_vocabulary_is_found_by_its_batch_at_the_latest(tmp_path):
-    tokens = [5] * 1000
-    tokens[100] = 300
-    path = token_file(tmp_path / "x.bin", tokens=tokens)
-    message = fails(
-        "token 100 is 300; expected 0 to 255",
-        lambda: load_corpus(str(path), **SMALL).batches("train", 2, 8).batch(0, 100 // 16),
-    )
-    assert message.startswith(f"{path} (train): ")
-
-
-def test_a_corpus_gives_batches_of_each_split(tmp_path):
-    path = token_file(tmp_path / "x_train.bin", tokens=[1] * 50)
-    token_file(tmp_path / "x_val.bin", tokens=[2] * 60)
-    corpus = load_corpus(str(path), **SMALL)
-    assert corpus.batches("train", 2, 8, seed=1).at(0)[0].tolist() == [[1] * 8] * 2
-    assert corpus.batches("val", 2, 8).at(0)[0].tolist() == [[2] * 8] * 2
-    assert corpus.batches("train", 2, 8, seed=9).seed == 9
+    path = token_file(tmp_path / "x.bin", tokens=[5] * 100 + [300] + [5] * 899)
+    read = lambda: load_corpus(str(path), **SMALL).batches("train", 2, 8).batch(0, 100 // 16)  # noqa: E731
+    assert fails("token 100 is 300; expected 0 to 255", read).startswith(f"{path} (train): ")
 
 
 def test_a_fingerprint_tells_other_data(monkeypatch):
@@ -538,11 +506,9 @@ def test_a_fingerprint_tells_other_data(monkeypatch):
     tail, middle = np.append(large[1:], 1), large.copy()
     middle[3 << 20] = 1
     others = [(large, large), (large, tail), (large, middle), (middle, large), (large[1:], large)]
-    assert len({fingerprint(*each) for each in others}) == 5
-    same = fingerprint([1, 2, 3], [4])
-    assert same == fingerprint([1, 2, 3], [4])
-    others = [fingerprint([1, 2, 4], [4]), fingerprint([1, 2, 3], [5]), fingerprint([1, 2], [3, 4])]
-    assert len({same, *others, fingerprint([0, 1, 2, 3], [4])}) == 5
+    others += [([1, 2, 3], [4]), ([1, 2, 4], [4]), ([1, 2, 3], [5]), ([1, 2], [3, 4]), ([0, 1, 2, 3], [4])]
+    assert len({fingerprint(*each) for each in others}) == 10
+    assert fingerprint([1, 2, 3], [4]) == fingerprint([1, 2, 3], [4])
 
 
 def test_what_is_not_there_is_refused_with_what_is_near(tmp_path, monkeypatch):
@@ -583,11 +549,8 @@ def test_no_name_does_worse_than_a_user_error(tmp_path, spec):
 
 
 def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
-    def denied(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
     path = text_file(tmp_path / "a.txt", 500)
-    monkeypatch.setattr(os, "preadv", denied)
+    monkeypatch.setattr(os, "preadv", Mock(side_effect=PermissionError(13, "Permission denied")))
     fails("cannot read '.*a.txt': Permission denied", load_corpus, str(path), **SMALL)
 
 
@@ -747,13 +710,16 @@ def test_prepare_gpt2_cuts_and_splits_as_llm_c_does(tmp_path, published):
     corpus.batches("train", 2, 2).at(0)
 
 
-def test_prepare_bytes_keeps_the_text_alone(tmp_path, published):
+def test_prepare_bytes_keeps_the_text_alone_and_replaces_a_damaged_one(tmp_path, published):
     files = prepare("tinyshakespeare", "bytes")
     assert files == [tmp_path / "cache" / "tinyshakespeare" / "input.txt"]
     assert tree(tmp_path / "cache") == ["tinyshakespeare/input.txt"]
-    corpus = load_corpus("tinyshakespeare", vocab_size=256, T=1, B=1)
+    corpus, text = load_corpus("tinyshakespeare", vocab_size=256, T=1, B=1), (published / "input.txt").read_bytes()
     assert corpus.tokenizer == "bytes"
-    assert corpus.train.tobytes() + corpus.val.tobytes() == (published / "input.txt").read_bytes()
+    assert corpus.train.tobytes() + corpus.val.tobytes() == text
+    files[0].write_bytes(text.swapcase())
+    prepare("tinyshakespeare", "bytes")
+    assert files[0].read_bytes() == text
 
 
 def test_prepare_goes_where_it_is_told_and_asks_for_nothing_twice(tmp_path, published, monkeypatch):
@@ -769,10 +735,7 @@ def test_prepare_goes_where_it_is_told_and_asks_for_nothing_twice(tmp_path, publ
     [URLError("no route\nto host"), TimeoutError(), http.client.IncompleteRead(b"x"), ConnectionResetError(104)],
 )
 def test_offline_one_line_names_every_file_and_its_place(tmp_path, published, monkeypatch, error):
-    def offline(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=error))
     message = fails("cannot download", prepare, "tinyshakespeare", "gpt2")
     text = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
     for path, file in [
@@ -825,13 +788,6 @@ def test_a_vocabulary_in_tiktoken_s_own_cache_serves(tmp_path, published, monkey
     assert not vocabulary_places()[0].exists()
 
 
-def test_a_damaged_text_is_replaced(tmp_path, published):
-    (path,) = prepare("tinyshakespeare", "bytes")
-    path.write_bytes(path.read_bytes().swapcase())
-    prepare("tinyshakespeare", "bytes")
-    assert path.read_bytes() == (published / "input.txt").read_bytes()
-
-
 def test_a_full_disk_is_a_user_error(tmp_path, published):
     (tmp_path / "cache").write_text("a file where the directory should be")
     fails("cannot write '.*input.txt'", prepare, "tinyshakespeare", "bytes")
@@ -877,16 +833,6 @@ def test_tiny_shakespeare_is_the_published_one():
     assert text.text.size == 1115394
     assert text.text.sha256 == "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
     assert text.val_tokens == 32768
-
-
-def test_the_data_directory_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert tokenizers.data_directory() == tmp_path / "cache"
-    monkeypatch.delenv("CPUOPT_DATA_DIR")
-    assert tokenizers.data_directory() == Path("/xdg/cpuopt/data")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert tokenizers.data_directory() == Path("/home/someone/.cache/cpuopt/data")
 
 
 # The module itself
