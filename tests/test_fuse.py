@@ -68,12 +68,14 @@ def train(model, inputs, batch, fuse=(), swaps=(), steps=4, clip=None):
     return np.array([(d.loss, d.grad_norm) for d in done]), {n: p.copy() for n, p in engine.parameters().items()}
 
 
-def train_gpt2(fuse=(), **kw):
-    def batch(i):
-        ids = np.random.default_rng(i).integers(0, TINY.vocab_size, (B, T + 1))
-        return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+def ids(i, B=B, T=T, n=TINY.vocab_size):
+    """A batch of random tokens."""
+    ids = np.random.default_rng(i).integers(0, n, (B, T + 1))
+    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
-    return train(GPT2(TINY), specs(B, T), batch, fuse, **kw)
+
+def train_gpt2(fuse=(), **kw):
+    return train(GPT2(TINY), specs(B, T), ids, fuse, **kw)
 
 
 def assert_alike(one, two, exact):
@@ -170,23 +172,19 @@ def test_the_order_of_names_does_not_matter():
     assert str(gpt2(("update", "update")).program) == str(gpt2(("update",)).program) != str(gpt2().program)
 
 
-def count(program, op):
-    return sum(c.op.name == op for c in program.calls)
+def count(program, *ops):
+    return len(layers(program, *ops))
 
 
-def test_a_sum_is_normalized_as_it_is_made():
+def test_sums_are_normalized_as_they_are_made_and_gelu_goes_into_the_products_around_it():
     program = gpt2(("layernorm",)).program
     assert layers(program, "residual_layernorm_forward") == ["h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
-    assert layers(program, "residual_forward") == []
-    assert layers(program, "layernorm_forward") == ["h.0.ln_1"]
-
-
-def test_gelu_goes_into_the_products_around_it():
-    program = gpt2(("gelu",)).program
-    assert layers(program, "matmul_gelu_forward") == ["h.0.mlp.c_fc", "h.1.mlp.c_fc"]
-    assert layers(program, "matmul_gelu_backward") == ["h.1.mlp.c_proj", "h.0.mlp.c_proj"]
-    assert layers(program, "gelu_forward", "gelu_backward") == []
-    assert gpt2(("gelu",)).plan().describe()["adjoints"] < gpt2().plan().describe()["adjoints"]
+    assert layers(program, "residual_forward", "layernorm_forward") == ["h.0.ln_1"]
+    built = gpt2(("gelu",))
+    assert layers(built.program, "matmul_gelu_forward") == ["h.0.mlp.c_fc", "h.1.mlp.c_fc"]
+    assert layers(built.program, "matmul_gelu_backward") == ["h.1.mlp.c_proj", "h.0.mlp.c_proj"]
+    assert layers(built.program, "gelu_forward", "gelu_backward") == []
+    assert built.plan().describe()["adjoints"] < gpt2().plan().describe()["adjoints"]
 
 
 def test_the_classifier_never_has_whole_logits():
@@ -202,13 +200,11 @@ def test_the_classifier_never_has_whole_logits():
 def test_an_evaluation_gives_the_loss_that_a_step_gives():
     for fuse in SETS:
         engine = Engine(GPT2(TINY), specs(B, T), fuse=fuse, threads=1)
-        ids = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, T + 1))
-        batch = {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
         before = {n: p.copy() for n, p in engine.parameters().items()}
-        loss = engine.forward(**batch)
+        loss = engine.forward(**ids(0))
         assert all(np.array_equal(p, before[n]) for n, p in engine.parameters().items())
-        assert loss == engine.step(**batch).loss
-        assert engine.forward(**batch) < loss
+        assert loss == engine.step(**ids(0)).loss
+        assert engine.forward(**ids(0)) < loss
 
 
 @pytest.mark.parametrize(
@@ -236,15 +232,12 @@ def test_the_tied_weight_is_updated_in_the_backward_of_few_tokens(vocab_size, wi
 
 @pytest.mark.parametrize("vocab_size", [256, 1024])
 def test_the_tied_weight_trains_alike_in_two_blocks_and_in_a_larger_one(vocab_size):
-    config = replace(PRESETS["gpt2-tiny"], n_layer=1, block_size=BLOCK + 44, vocab_size=vocab_size)
-    inputs = specs(1, BLOCK + 44)
-
-    def batch(i):
-        ids = np.random.default_rng(i).integers(0, config.vocab_size, (1, BLOCK + 45))
-        return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
-
-    plain = train(GPT2(config), inputs, batch, steps=2)
-    assert_alike(train(GPT2(config), inputs, batch, tuple(FUSIONS), steps=2), plain, exact=False)
+    config = replace(TINY, n_layer=1, block_size=BLOCK + 44, vocab_size=vocab_size)
+    plain, fused = (
+        train(GPT2(config), specs(1, BLOCK + 44), lambda i: ids(i, 1, BLOCK + 44, vocab_size), fuse, steps=2)
+        for fuse in ((), tuple(FUSIONS))
+    )
+    assert_alike(fused, plain, exact=False)
 
 
 def test_what_is_cheap_is_computed_again():
@@ -363,12 +356,14 @@ def test_clipping_needs_the_norm_before_any_update():
 
 
 def test_clipping_does_not_mind_a_weight_that_is_not_used():
-    done, parameters = train(Model(lambda self, x, y: F.cross_entropy(self.a(x), y)), INPUTS, batch, clip=0.1)
+    done, parameters = train(Model(lambda m, x, y: ce(m.a(x), y)), INPUTS, batch, clip=0.1)
     assert done[-1, 0] > 0
     assert "b.weight" in parameters
 
 
 # Models that try them
+
+ce, gelu, linear = F.cross_entropy, F.gelu, F.linear
 
 
 class Model(nn.Module):
@@ -404,24 +399,20 @@ def assert_the_same_by_all_routes(forward, steps=3, inputs=INPUTS, batch=batch, 
     return program
 
 
-def earlier_writer(self, x, y):
-    a, b = self.a(x), self.b(x)
-    z = a + b
-    return F.cross_entropy(z + F.gelu(a), y)
+def earlier_writer(m, x, y):
+    return ce((a := m.a(x)) + m.b(x) + gelu(a), y)
 
 
-def writer_of_one_reads_the_other(self, x, y):
-    a, b = self.a(x), self.b(x)
-    c = F.gelu(a)  # its backward adds to d(a), and reads d(c), which is d(z) too
-    z = a + b
-    return F.cross_entropy(z + c, y)
+def writer_of_one_reads_the_other(m, x, y):
+    a, b = m.a(x), m.b(x)
+    c = gelu(a)  # its backward adds to d(a), and reads d(c), which is d(z) too
+    return ce((a + b) + c, y)
 
 
-def writer_of_one_before_a_reader_of_the_other(self, x, y):
-    a, b = self.a(x), self.b(x)
-    c = F.gelu(a)  # its backward adds to d(a) before that of b reads d(b)
-    z = a + b
-    return F.cross_entropy(z + F.gelu(c), y)
+def writer_of_one_before_a_reader_of_the_other(m, x, y):
+    a, b = m.a(x), m.b(x)
+    c = gelu(a)  # its backward adds to d(a) before that of b reads d(b)
+    return ce((a + b) + gelu(c), y)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +420,7 @@ def writer_of_one_before_a_reader_of_the_other(self, x, y):
 )
 def test_a_gradient_that_cannot_be_shared_is_copied(forward):
     program = assert_the_same_by_all_routes(forward)
+    assert count(program, "matmul_adapter_forward") == 0
     (kept,) = (c for c in program.calls if c.op.name == "residual_backward")
     added = [c for c in program.phase("forward") if c.op.name == "residual_forward"]
     assert kept.inverts is added[0]
@@ -436,75 +428,56 @@ def test_a_gradient_that_cannot_be_shared_is_copied(forward):
 
 
 def test_the_norm_counts_its_terms_whatever_an_output_is_called():
-    def watched(self, x, y, **more):
-        return F.cross_entropy(self.a(x), y), F.gelu(more["g.sumsq"]), more["g.sumsq"]
+    def watched(m, x, y, **more):
+        return ce(m.a(x), y), gelu(more["g.sumsq"]), more["g.sumsq"]
 
     inputs = {**INPUTS, "g.sumsq": ((1,), "float32")}
-    found = [
-        train(Model(watched), inputs, lambda i, g=g: {**batch(i), "g.sumsq": np.full(1, g, np.float32)}, fuse)[0]
-        for g in (0, 1e6)
-        for fuse in ((), ("update",))
-    ]
-    assert_alike((found[0], {}), (found[2], {}), exact=True)
-    assert_alike((found[1], {}), (found[3], {}), exact=True)
+    for fuse in (), ("update",):
+        small, large = (
+            train(Model(watched), inputs, lambda i, g=g: {**batch(i), "g.sumsq": np.full(1, g, np.float32)}, fuse)[0]
+            for g in (0, 1e6)
+        )
+        assert_alike((small, {}), (large, {}), exact=True)
 
 
-def test_a_gradient_that_is_only_added_to_last_is_shared():
-    def stream(self, x, y):
-        h = self.a(x)
-        h = h + self.b(self.norm(h))
-        return F.cross_entropy(h + F.gelu(F.gelu(h)), y)
-
-    assert layers(assert_the_same_by_all_routes(stream), "residual_backward") == []
-
-
-def test_the_gradient_of_a_sum_within_a_branch_is_shared():
-    """As in an adapter: what the stream adds to it comes after all that reads it."""
-
-    def branch(self, x, y):
-        h = self.a(x)
-        inner = self.norm(h)
-        return F.cross_entropy(h + (self.b(inner) + F.gelu(inner)), y)
-
-    assert layers(assert_the_same_by_all_routes(branch), "residual_backward") == []
-
-
-def test_the_given_gradient_of_the_loss_stays_what_it_is():
-    def penalized(self, x, y):
-        loss = F.cross_entropy(self.a(x), y)
-        return loss + F.gelu(F.gelu(loss))
-
-    assert_the_same_by_all_routes(penalized)
-
-
-def test_a_layer_used_twice_keeps_its_gradient():
-    program = assert_the_same_by_all_routes(lambda self, x, y: F.cross_entropy(self.a(self.b(self.a(x))), y))
-    assert layers(program, "matmul_update") == ["b"]
+@pytest.mark.parametrize(
+    ("forward", "op", "left"),
+    [
+        # a gradient that is only added to last, and that of a sum within a branch, as in an adapter, are shared
+        (lambda m, x, y: ce((h := (a := m.a(x)) + m.b(m.norm(a))) + gelu(gelu(h)), y), "residual_backward", []),
+        (
+            lambda m, x, y: ce((h := m.a(x)) + (m.b(inner := m.norm(h)) + gelu(inner)), y),
+            "residual_backward",
+            [],
+        ),
+        # the given gradient of the loss stays what it is
+        (lambda m, x, y: (loss := ce(m.a(x), y)) + gelu(gelu(loss)), "matmul_update", ["a"]),
+        # a layer used twice, a bias used elsewhere, a weight that is computed keep theirs
+        (lambda m, x, y: ce(m.a(m.b(m.a(x))), y), "matmul_update", ["b"]),
+        (
+            lambda m, x, y: ce(linear(gelu(linear(x, m.a.weight, m.b.bias)), m.b.weight, m.b.bias), y),
+            "matmul_update",
+            [],
+        ),
+        (lambda m, x, y: ce(linear(m.a(x), gelu(m.b.weight), m.b.bias), y), "matmul_update", ["a"]),
+    ],
+    ids=["added last", "in a branch", "of the loss", "layer twice", "bias twice", "computed weight"],
+)
+def test_which_gradients_are_shared_and_which_are_kept(forward, op, left):
+    assert layers(assert_the_same_by_all_routes(forward), op) == left
 
 
-def test_a_bias_used_elsewhere_keeps_its_gradient():
-    def shared(self, x, y):
-        return F.cross_entropy(F.linear(F.gelu(F.linear(x, self.a.weight, self.b.bias)), self.b.weight, self.b.bias), y)
-
-    assert layers(assert_the_same_by_all_routes(shared), "matmul_update") == []
-
-
-def test_a_weight_that_is_computed_keeps_its_gradient():
-    def computed(self, x, y):
-        return F.cross_entropy(F.linear(self.a(x), F.gelu(self.b.weight), self.b.bias), y)
-
-    assert layers(assert_the_same_by_all_routes(computed), "matmul_update") == ["a"]
-
-
-@pytest.mark.parametrize("given", ["weight", "bias"])
-def test_a_weight_that_is_given_is_not_trained(given):
-    def mixed(self, x, y, w):
-        weight, bias = (w, self.b.bias) if given == "weight" else (self.b.weight, w)
-        return F.cross_entropy(F.linear(self.a(x), weight, bias), y)
-
-    shape = (6, 6) if given == "weight" else (6,)
+@pytest.mark.parametrize(
+    ("shape", "forward"),
+    [
+        ((6, 6), lambda m, x, y, w: ce(linear(m.a(x), w, m.b.bias), y)),
+        ((6,), lambda m, x, y, w: ce(linear(m.a(x), m.b.weight, w), y)),
+    ],
+    ids=["weight", "bias"],
+)
+def test_a_weight_that_is_given_is_not_trained(shape, forward):
     program = assert_the_same_by_all_routes(
-        mixed,
+        forward,
         inputs={**INPUTS, "w": (shape, "float32")},
         batch=lambda i: {**batch(i), "w": np.random.default_rng(i).random(shape, np.float32)},
     )
@@ -512,168 +485,88 @@ def test_a_weight_that_is_given_is_not_trained(given):
 
 
 def test_a_bias_is_optional():
-    def bare(self, x, y):
-        return F.cross_entropy(F.linear(F.linear(x, self.a.weight), self.b.weight), y)
-
-    program = assert_the_same_by_all_routes(bare)
+    program = assert_the_same_by_all_routes(lambda m, x, y: ce(linear(linear(x, m.a.weight), m.b.weight), y))
     assert [c.op.name for c in program.calls if c.op.name.endswith("_update")] == ["classifier_update", "matmul_update"]
 
 
-def logits_used_twice(self, x, y):
-    logits = F.linear(self.b(x), self.a.weight)
-    return F.cross_entropy(logits, y) + F.cross_entropy(F.gelu(logits), y)
-
-
-def loss_used_again(self, x, y):
-    loss = F.cross_entropy(F.linear(self.b(x), self.a.weight), y)
-    return loss + F.gelu(loss)
-
-
-def sum_normalized_later(self, x, y):
-    total = self.a(x) + self.b(x)
-    return F.cross_entropy(F.gelu(total) + self.norm(total), y)
-
-
-def sum_as_a_scale(self, x, y):
-    scale = F.residual(self.norm.weight, self.norm.bias)
-    return F.cross_entropy(F.layer_norm(self.a(x), scale, self.b.bias), y)
-
-
-def gelus_operand_used_twice(self, x, y):
-    pre = self.a(x)
-    return F.cross_entropy(self.b(F.gelu(pre)) + pre, y)
-
-
-def gelus_result_used_twice(self, x, y):
-    h = F.gelu(self.a(x))
-    return F.cross_entropy(self.b(h) + h, y)
-
-
-def gelus_gradient_read_later(self, x, y):
-    b = self.b(x)
-    return F.cross_entropy(self.c(F.gelu(self.a(x)) + b), y)
+def gelus_gradient_read_later(m, x, y):
+    b = m.b(x)
+    return ce(m.c(gelu(m.a(x)) + b), y)
 
 
 @pytest.mark.parametrize(
     ("forward", "kept"),
     [
+        (lambda m, x, y: ce(gelu(total := m.a(x) + m.b(x)) + m.norm(total), y), "residual_forward"),
+        (
+            lambda m, x, y: ce(F.layer_norm(m.a(x), F.residual(m.norm.weight, m.norm.bias), m.b.bias), y),
+            "residual_forward",
+        ),
+        (lambda m, x, y: ce(m.b(gelu(pre := m.a(x))) + pre, y), "residual_forward"),
+        (lambda m, x, y: ce(m.b(h := gelu(m.a(x))) + h, y), "gelu_backward"),
         (gelus_gradient_read_later, "gelu_backward"),
-        (logits_used_twice, "cross_entropy_forward"),
-        (loss_used_again, "cross_entropy_forward"),
-        (sum_normalized_later, "residual_forward"),
-        (sum_as_a_scale, "residual_forward"),
-        (gelus_operand_used_twice, "residual_forward"),
-        (gelus_result_used_twice, "gelu_backward"),
     ],
+    ids=["normalized later", "a scale", "gelu's operand", "gelu's result", "gelu's gradient"],
 )
 def test_what_is_needed_elsewhere_is_left(forward, kept):
     assert count(assert_the_same_by_all_routes(forward), kept)
 
 
-def bare_head(self, x, y):
-    return F.cross_entropy(F.linear(self.b(x), self.a.weight), y)
-
-
-def head_with_bias(self, x, y):
-    return F.cross_entropy(self.a(self.b(x)), y)
-
-
-def head_of_the_input(self, x, y):
-    return F.cross_entropy(F.linear(x, self.a.weight), y)
-
-
-def head_that_is_returned(self, x, y):
-    logits = F.linear(self.b(x), self.a.weight)
-    return F.cross_entropy(logits, y), logits
-
-
-def head_of_an_activation(self, x, y):
-    return F.cross_entropy(F.linear(F.gelu(self.b(x)), self.a.weight), y)
-
-
 @pytest.mark.parametrize(
     ("forward", "alone", "after_all"),
     [
-        (bare_head, 1, 1),
-        (head_that_is_returned, 1, 1),
-        (head_of_an_activation, 1, 0),
-        (head_with_bias, 0, 0),
-        (head_of_the_input, 1, 1),
-        (logits_used_twice, 0, 0),
-        (loss_used_again, 0, 0),
+        (lambda m, x, y: ce(linear(m.b(x), m.a.weight), y), 1, 1),
+        (lambda m, x, y: (ce(logits := linear(m.b(x), m.a.weight), y), logits), 1, 1),
+        (lambda m, x, y: ce(linear(gelu(m.b(x)), m.a.weight), y), 1, 0),
+        (lambda m, x, y: ce(m.a(m.b(x)), y), 0, 0),
+        (lambda m, x, y: ce(linear(x, m.a.weight), y), 1, 1),
+        (lambda m, x, y: ce(logits := linear(m.b(x), m.a.weight), y) + ce(gelu(logits), y), 0, 0),
+        (lambda m, x, y: (loss := ce(linear(m.b(x), m.a.weight), y)) + gelu(loss), 0, 0),
     ],
+    ids=["bare", "returned", "of an activation", "with bias", "of the input", "logits used twice", "loss used again"],
 )
 def test_which_heads_the_classifier_takes(forward, alone, after_all):
     """One without a bias, whose logits and loss nothing else reads."""
     program = assert_the_same_by_all_routes(forward)
     assert count(program, "classifier_forward") == after_all
+    assert after_all or count(program, "cross_entropy_forward")
     program = build(Model(forward), INPUTS, fuse=("classifier",)).program
     assert count(program, "classifier_backward") == alone
 
 
-def adapter(self, x, y):
-    return F.cross_entropy(self.a(x) + F.linear(self.b(x), self.c.weight), y)
+def reshaped(shape):
+    """An adapter beside a product, added in another shape."""
+    return lambda m, x, y: ce(
+        F.reshape(F.reshape(m.a(x), shape) + F.reshape(linear(m.b(x), m.c.weight), shape), (8, 6)), y
+    )
 
 
-def adapter_first(self, x, y):
-    return F.cross_entropy(F.linear(self.b(x), self.c.weight) + self.a(x), y)
+ADAPTERS = {
+    "first": (lambda m, x, y: ce(m.a(x) + linear(m.b(x), m.c.weight), y), 1),
+    "last": (lambda m, x, y: ce(linear(m.b(x), m.c.weight) + m.a(x), y), 1),
+    "without bias": (lambda m, x, y: ce(linear(x, m.a.weight) + linear(m.b(x), m.c.weight), y), 1),
+    "with bias": (lambda m, x, y: ce(m.a(x) + m.c(m.b(x)), y), 0),
+    "read elsewhere": (lambda m, x, y: ce(gelu(m.a(x) + (up := linear(m.b(x), m.c.weight))) + up, y), 0),
+    "returned": (lambda m, x, y: (ce(m.a(x) + (up := linear(m.b(x), m.c.weight)), y), up), 0),
+    "in more axes": (reshaped((2, 4, 6)), 1),
+    "in other rows": (reshaped((6, 8)), 0),
+}
 
 
-def adapter_without_bias(self, x, y):
-    return F.cross_entropy(F.linear(x, self.a.weight) + F.linear(self.b(x), self.c.weight), y)
-
-
-def adapter_with_bias(self, x, y):
-    return F.cross_entropy(self.a(x) + self.c(self.b(x)), y)
-
-
-def adapter_read_elsewhere(self, x, y):
-    added = F.linear(self.b(x), self.c.weight)
-    return F.cross_entropy(F.gelu(self.a(x) + added) + added, y)
-
-
-def adapter_that_is_returned(self, x, y):
-    added = F.linear(self.b(x), self.c.weight)
-    return F.cross_entropy(self.a(x) + added, y), added
-
-
-def adapter_in_more_axes(self, x, y):
-    part = F.reshape(F.linear(self.b(x), self.c.weight), (2, 4, 6))
-    return F.cross_entropy(F.reshape(F.reshape(self.a(x), (2, 4, 6)) + part, (8, 6)), y)
-
-
-def adapter_in_other_rows(self, x, y):
-    part = F.reshape(F.linear(self.b(x), self.c.weight), (6, 8))
-    return F.cross_entropy(F.reshape(F.reshape(self.a(x), (6, 8)) + part, (8, 6)), y)
-
-
-@pytest.mark.parametrize(
-    ("forward", "taken"),
-    [
-        (adapter, 1),
-        (adapter_first, 1),
-        (adapter_without_bias, 1),
-        (adapter_with_bias, 0),
-        (adapter_read_elsewhere, 0),
-        (adapter_that_is_returned, 0),
-        (adapter_in_more_axes, 1),
-        (adapter_in_other_rows, 0),
-        (earlier_writer, 0),
-    ],
-)
-def test_which_sums_of_two_products_become_one_call(forward, taken):
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_which_sums_of_two_products_become_one_call(name):
     """Those of products that nothing else reads, if one has no bias."""
-    program = assert_the_same_by_all_routes(forward)
-    assert count(program, "matmul_adapter_forward") == taken
-    (call,) = [c for c in program.calls if c.op.name == "matmul_adapter_forward"] or [None]
-    if call:
+    forward, taken = ADAPTERS[name]
+    calls = [c for c in assert_the_same_by_all_routes(forward).calls if c.op.name == "matmul_adapter_forward"]
+    assert len(calls) == taken
+    for call in calls:
         assert (call.args["weight"].name, call.args["up"].name) in (("a.weight", "c.weight"), ("c.weight", "a.weight"))
-        assert (call.args["bias"] is None) == (forward is adapter_without_bias)
+        assert (call.args["bias"] is None) == (name == "without bias")
 
 
 @pytest.mark.parametrize("swap", ["residual_forward=optimized", "matmul_forward=blas"])
 def test_a_swap_keeps_an_adapter_apart(swap):
-    built = build(Model(adapter), INPUTS, choice=Choice("vanilla", [swap]), fuse=("adapter",))
+    built = build(Model(ADAPTERS["first"][0]), INPUTS, choice=Choice("vanilla", [swap]), fuse=("adapter",))
     assert count(built.program, "matmul_adapter_forward") == 0
     assert "from being rewritten" in "".join(built.notes)
 
@@ -690,10 +583,9 @@ def test_random_models_train_alike(plan, head):
             one = values[-1 - i % len(values)]
             two = values[(-1 - i - j) % len(values)]
             if kind != "add":
-                values.append(F.gelu(one) if kind == "gelu" else getattr(self, kind)(one))
+                values.append(gelu(one) if kind == "gelu" else getattr(self, kind)(one))
             elif one is not two:
                 values.append(one + two)
-        last = values[-1]
-        return F.cross_entropy(getattr(self, "abcd"[head])(last) if head < 4 else last, y)
+        return ce(getattr(self, "abcd"[head])(values[-1]) if head < 4 else values[-1], y)
 
     assert_the_same_by_all_routes(forward, steps=2)
