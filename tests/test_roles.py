@@ -27,6 +27,9 @@ def declare(name, *args, reference, **kw):
     return Op(name, *args, label=name, flops=1 * args[0].shape[0], reference=reference, source="test", **kw)
 
 
+BIAS = inp("bias", OC, optional=True)
+
+
 def linear(inp, weight, bias=None):
     return inp @ weight.T + (0 if bias is None else bias)
 
@@ -47,10 +50,6 @@ def product_glu(inp, weight, bias, up):
 def product_glu_slopes(dout, weight, pre, up):
     slopes = glu_slopes(dout @ weight, pre, up)
     return {"dpre": slopes["dinp"], "dup": slopes["dup"]}
-
-
-def relu_slope(dout, out):
-    return {"dinp": dout * (out > 0)}
 
 
 def rms(inp, weight, eps):
@@ -90,7 +89,7 @@ glu_backward = declare(
 matmul_glu_forward = declare(
     "matmul_glu_forward",
     *(out("out", BT, OC), out("pre", BT, OC)),
-    *(inp("inp", BT, C), inp("weight", OC, C), inp("bias", OC, optional=True), inp("up", BT, OC)),
+    *(inp("inp", BT, C), inp("weight", OC, C), BIAS, inp("up", BT, OC)),
     fuses=(product, glu_forward),
     renames={"inp": "pre"},
     reference=product_glu,
@@ -110,11 +109,11 @@ relu_backward = declare(
     "relu_backward",
     *(acc("dinp", N), inp("dout", N), inp("out", N)),
     inverts=relu_forward,
-    reference=relu_slope,
+    reference=lambda dout, out: {"dinp": dout * (out > 0)},
 )
 matmul_relu_forward = declare(
     "matmul_relu_forward",
-    *(out("out", BT, OC), inp("inp", BT, C), inp("weight", OC, C), inp("bias", OC, optional=True)),
+    *(out("out", BT, OC), inp("inp", BT, C), inp("weight", OC, C), BIAS),
     fuses=(product, relu_forward),
     reference=lambda inp, weight, bias: {"out": np.maximum(linear(inp, weight, bias), 0)},
 )
@@ -123,7 +122,7 @@ matmul_relu_backward = declare(
     *(out("dpre", BT, C), inp("dout", BT, OC), inp("weight", OC, C), inp("act", BT, C)),
     fuses=(ops.matmul_backward_input, relu_backward),
     renames={"dinp": "dpre", "out": "act"},
-    reference=lambda dout, weight, act: {"dpre": relu_slope(dout @ weight, act)["dinp"]},
+    reference=lambda dout, weight, act: {"dpre": (dout @ weight) * (act > 0)},
 )
 rms_forward = declare(
     "rms_forward",
@@ -207,17 +206,6 @@ def llama(self, x, y):
     return F.cross_entropy(F.linear(norm(self, h), self.head.weight), y)
 
 
-def gate_first(self, x, y):
-    n = norm(self, self.a(x))
-    gate = self.c(n)
-    return F.cross_entropy(self.d(emit(glu_forward, inp=gate, up=self.b(n))), y)
-
-
-def relu_mlp(self, x, y):
-    h = emit(relu_forward, inp=self.b(emit(relu_forward, inp=self.a(x))))
-    return F.cross_entropy(self.c(h), y)
-
-
 def everything(forward, **parts):
     return assert_the_same_by_all_routes(forward, exact=(), head=nn.Linear(6, 6, bias=False), **parts)
 
@@ -247,6 +235,11 @@ def test_a_swap_of_a_part_of_a_planted_op_keeps_it():
 
 
 def test_a_gate_is_fused_once_its_second_operand_is_there():
+    def gate_first(self, x, y):
+        n = norm(self, self.a(x))
+        gate = self.c(n)
+        return F.cross_entropy(self.d(emit(glu_forward, inp=gate, up=self.b(n))), y)
+
     program = everything(gate_first)
     made = [(c.layer, c.op.name) for c in program.phase("forward")]
     assert made[-4:-1] == [("b", product.name), ("model", "matmul_glu_forward"), ("d", product.name)]
@@ -254,7 +247,8 @@ def test_a_gate_is_fused_once_its_second_operand_is_there():
 
 
 def test_a_product_that_is_not_kept_goes_away():
-    program = everything(relu_mlp)
+    relu = lambda x: emit(relu_forward, inp=x)  # noqa: E731
+    program = everything(lambda m, x, y: F.cross_entropy(m.c(relu(m.b(relu(m.a(x))))), y))
     assert layers(program, "matmul_relu_forward") == ["a", "b"]
     assert layers(program, "matmul_relu_backward") == ["c", "b"]
     assert not [v for v in program.values if v.name in ("a.matmul.out", "b.matmul.out")]
@@ -262,11 +256,7 @@ def test_a_product_that_is_not_kept_goes_away():
 
 
 def test_a_product_that_the_model_returns_is_kept():
-    def returned(self, x, y):
-        pre = self.a(x)
-        return F.cross_entropy(self.b(emit(relu_forward, inp=pre)), y), pre
-
-    program = everything(returned)
+    program = everything(lambda m, x, y: (F.cross_entropy(m.b(emit(relu_forward, inp=(pre := m.a(x)))), y), pre))
     assert "relu_forward" in [c.op.name for c in program.phase("forward")]
     assert [v.name for v in program.outputs] == ["model.cross_entropy.loss", "a.matmul.out"]
 
@@ -275,15 +265,13 @@ def test_another_loss_takes_its_head():
     def regression(self, x, y, wanted):
         return emit(square_forward, logits=F.linear(self.a(x), self.head.weight), wanted=wanted)
 
-    shape = (8, 6)
     program = everything(
         regression,
-        inputs={**INPUTS, "wanted": (shape, "float32")},
-        batch=lambda i: {**class_batch(i), "wanted": np.random.default_rng(i).random(shape, np.float32)},
+        inputs={**INPUTS, "wanted": ((8, 6), "float32")},
+        batch=lambda i: {**class_batch(i), "wanted": np.random.default_rng(i).random((8, 6), np.float32)},
     )
-    found = {
-        c.op: c.phase for c in program.calls if c.op in (square_forward, *square_forward.backwards, *product.fusions)
-    }
+    heads = (square_forward, *square_forward.backwards, *product.fusions)
+    found = {c.op: c.phase for c in program.calls if c.op in heads}
     assert found == {head_square_forward: "evaluate", head_square_backward: "backward"}
 
 
@@ -364,17 +352,16 @@ def twice(monkeypatch):
         del registry.KERNELS[key]
 
 
-def doubled(self, x, y):
-    h = emit(twice_forward, inp=self.a(x), weight=self.b.weight)
-    return F.cross_entropy(emit(twice_forward, inp=h, weight=self.c.weight), y)
+def twice_of(x, weight):
+    return emit(twice_forward, inp=x, weight=weight)
 
 
 @pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
 def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, optimizer):
     def trained(fuse):
-        engine = Engine(Model(doubled), INPUTS, choice=Choice("vanilla"), fuse=fuse, optimizer=optimizer, threads=1)
-        losses = [engine.step(lr=0.01, **class_batch(i)).loss for i in range(4)]
-        return engine, losses
+        model = Model(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.c.weight), y))
+        engine = Engine(model, INPUTS, choice=Choice("vanilla"), fuse=fuse, optimizer=optimizer, threads=1)
+        return engine, [engine.step(lr=0.01, **class_batch(i)).loss for i in range(4)]
 
     (fused, losses), (plain, want) = trained(("update",)), trained(())
     name = "twice_update" if optimizer == ops.USUAL else f"twice_update_{optimizer}"
@@ -385,9 +372,7 @@ def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, 
 
 
 def test_a_gradient_that_something_else_reads_is_stored(twice):
-    shared = lambda self, x, y: F.cross_entropy(  # noqa: E731
-        emit(twice_forward, inp=emit(twice_forward, inp=self.a(x), weight=self.b.weight), weight=self.b.weight), y
-    )
-    program = build(Model(shared), INPUTS, fuse=("update",)).program
+    shared = Model(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.b.weight), y))
+    program = build(shared, INPUTS, fuse=("update",)).program
     assert not layers(program, "twice_update")
     assert count(program, "twice_backward") == 2
