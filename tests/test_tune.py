@@ -195,14 +195,7 @@ def a_stale_key_is_not_used():
     run(Child({ATTENTION: ("faster", 0.5)}))
     key = tune.survey(SETTINGS).key
     assert plans.rules(key)[0]
-    others = {
-        "machine": "m",
-        "model": {**key["model"], "n_layer": 3},
-        "B": 3,
-        "T": 7,
-        "threads": 2,
-        "rewrites": ["gelu"],
-    }
+    others = {"machine": "m", "model": {**key["model"], "n_layer": 3}, "B": 3, "T": 7, "threads": 2, "rewrites": []}
     said = ("another machine", "the model {", "B 2", "T 8", "threads 1", "other rewrites")
     for (name, value), words in zip(others.items(), said, strict=True):
         other = {**key, name: value}
@@ -272,31 +265,6 @@ def without_check(row, accepted=("PASS", "MARGINAL", "FAIL")):
     return min(faster, key=lambda v: row.tried[v]["ratio"]["high"], default=row.default)
 
 
-def marginal_too(row):
-    return without_check(row, ("PASS", "MARGINAL"))
-
-
-def first_of_all(row):
-    return next((v for v, t in row.tried.items() if t["verdict"] == "faster"), row.default)
-
-
-def any_key(path, key):
-    return json.JSONDecoder().raw_decode(path.read_text())[0] if path.exists() else None
-
-
-def planned_as_swaps(settings):
-    return registry.Choice("optimized", (*settings.swap, *(settings.plan or ())))
-
-
-def always_finished(tuning, child, asked, view):
-    CONFIRM(tuning, child, asked, view)
-    return True
-
-
-def without_dropping(tuning, child, asked, view):
-    return CONFIRM(tuning, Blind(child), asked, view)
-
-
 class Blind:
     """Sees nothing but whole steps."""
 
@@ -309,19 +277,44 @@ class Blind:
 
 
 CONFIRM = tune.confirm
+
+
+def best(rule):
+    """What a mutant takes of the variants that were tried."""
+    return tune.TunedOp, "best", property(rule)
+
+
 MUTANTS = {
-    "a low ratio suffices": (a_verdict_is_needed, tune.TunedOp, "best", property(first_by_ratio)),
-    "the first that is faster": (the_surest_is_taken, tune.TunedOp, "best", property(first_of_all)),
-    "no check": (a_wrong_kernel_is_never_taken, tune.TunedOp, "best", property(without_check)),
-    "MARGINAL suffices": (a_wrong_kernel_is_never_taken, tune.TunedOp, "best", property(marginal_too)),
+    "a low ratio suffices": (a_verdict_is_needed, *best(first_by_ratio)),
+    "the first that is faster": (
+        the_surest_is_taken,
+        *best(lambda row: next((v for v, t in row.tried.items() if t["verdict"] == "faster"), row.default)),
+    ),
+    "no check": (a_wrong_kernel_is_never_taken, *best(without_check)),
+    "MARGINAL suffices": (
+        a_wrong_kernel_is_never_taken,
+        *best(lambda row: without_check(row, ("PASS", "MARGINAL"))),
+    ),
     "slower steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "slower")),
     "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "inconclusive")),
     "only faster steps": (steps_confirm_it, tune, "KEPT", ("faster",)),
-    "only whole steps": (what_is_slower_in_the_step_goes, tune, "confirm", without_dropping),
-    "steps that fail end it": (steps_that_cannot_be_compared_end_no_run, tune, "confirm", always_finished),
-    "any key": (a_stale_key_is_not_used, plans, "read", any_key),
+    "only whole steps": (
+        what_is_slower_in_the_step_goes,
+        *(tune, "confirm", lambda t, child, *more: CONFIRM(t, Blind(child), *more)),
+    ),
+    "steps that fail end it": (
+        steps_that_cannot_be_compared_end_no_run,
+        *(tune, "confirm", lambda *given: CONFIRM(*given) or True),
+    ),
+    "any key": (
+        a_stale_key_is_not_used,
+        *(plans, "read", lambda p, key: json.JSONDecoder().raw_decode(p.read_text())[0] if p.exists() else None),
+    ),
     "any hash": (a_changed_kernel_makes_it_stale, plans, "hash_of", lambda name: HASHES.get(name)),
-    "rules are swaps": (rewrites_stay, job, "choice_of", planned_as_swaps),
+    "rules are swaps": (
+        rewrites_stay,
+        *(job, "choice_of", lambda s: registry.Choice("optimized", (*s.swap, *(s.plan or ())))),
+    ),
 }
 HASHES = {}
 
@@ -373,23 +366,19 @@ def test_a_budget_ends_with_a_plan_of_what_is_measured(monkeypatch):
 
 
 def test_measurements_are_known_by_digest_and_shape():
-    first = Child({ATTENTION: ("faster", 0.5)})
-    run(first)
+    first, second, third = Child({ATTENTION: ("faster", 0.5)}), Child(), Child()
     other = replace(SETTINGS, B=1, T=16)  # as many tokens: sums of rows have the same shape, attention has another
-    second = Child()
+    norm = ("layernorm_forward", "vanilla")
+    run(first)
     run(second, other)
-    assert ("layernorm_forward", "vanilla") in first.measured()
-    assert ("layernorm_forward", "vanilla") not in second.measured()
-    assert ATTENTION in second.measured()
-    third = Child()
     run(third, other, again=True)
-    assert ("layernorm_forward", "vanilla") in third.measured()
+    assert (norm in first.measured(), norm in second.measured(), norm in third.measured()) == (True, False, True)
+    assert ATTENTION in second.measured()
 
 
 def test_again_measures_all():
-    first = Child({("sumsq", "vanilla"): KeyboardInterrupt()})
+    first, again = Child({("sumsq", "vanilla"): KeyboardInterrupt()}), Child()
     run(first)
-    again = Child()
     run(again, again=True)
     assert set(first.measured()) <= set(again.measured())
 
@@ -407,18 +396,14 @@ def test_a_file_that_is_not_whole_is_no_plan():
         assert plans.rules(t.key)[0] == ()  # and says it once
 
 
-def test_the_plan_for_other_ops_stays():
+def test_the_plan_for_other_ops_stays_and_swaps_beat_it():
     run(Child({ATTENTION: ("faster", 0.5)}))
     child = Child({("gelu_forward", "vanilla"): ("faster", 0.5)})
     run(child, patterns=["gelu"])
     assert child.measured() == [("gelu_forward", "vanilla")]
     assert {op for op, _ in changed()} == {"attention_forward", "gelu_forward"}
-
-
-def test_swaps_beat_the_plan():
-    run(Child({ATTENTION: ("faster", 0.5)}))
-    swapped = replace(SETTINGS, swap=("attention_forward@h.0.*=optimized",))
-    assert changed(swapped) == {("attention_forward", "h.1.attn"): "vanilla"}
+    swapped = changed(replace(SETTINGS, swap=("attention_forward@h.0.*=optimized",)))
+    assert {layer for op, layer in swapped if op == "attention_forward"} == {"h.1.attn"}
 
 
 def test_a_run_keeps_the_rules_that_it_began_with():
@@ -539,16 +524,12 @@ def test_the_verb(capsys, monkeypatch):
     assert cli.main(["tune", *size, "--ops", "gelu_forward", "--rounds", "12", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (row,) = (r for r in found["rows"] if r["op"] == "gelu_forward")
-    assert {v: t["verdict"] for v, t in row["tried"].items() if v != "generated"} == {
-        "vanilla": "faster",
-        "mine": "faster",
-        "wrong": "refused",
-        "where_timed": "refused",
-        "over_poison": "refused",
-    }
+    refused = ("wrong", "where_timed", "over_poison")
+    wanted = dict.fromkeys(("vanilla", "mine"), "faster") | dict.fromkeys(refused, "refused")
+    assert {v: t["verdict"] for v, t in row["tried"].items() if v != "generated"} == wanted
     why = {v: t["why"] for v, t in row["tried"].items() if t["verdict"] == "refused"}
     assert "is wrong, so it is not timed" in why["wrong"]
-    for v in ("where_timed", "over_poison"):
+    for v in refused[1:]:
         assert f"gelu_forward[{v}] is wrong on the arrays that are timed: out[" in why[v]
     assert row["best"] in ("vanilla", "mine")
     assert found["step"]["verdict"] == "faster"
@@ -572,8 +553,7 @@ def test_the_verb(capsys, monkeypatch):
     assert "1 op changed; steps faster" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["runs", "show", "tune"]) == 0
     shown = capsys.readouterr().out
-    assert "refused:" in shown
-    assert "taken" in shown
+    assert all(word in shown for word in ("refused:", "taken"))
 
 
 @pytest.mark.parametrize(
