@@ -107,10 +107,12 @@ def read(page):
     return Reader(page).root
 
 
+CHOICE = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))
+
+
 @pytest.fixture(scope="module")
 def engine():
-    choice = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))
-    return Engine(GPT2(PRESETS["gpt2-tiny"]), specs(B, T), choice=choice, threads=1)
+    return Engine(GPT2(PRESETS["gpt2-tiny"]), specs(B, T), choice=CHOICE, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +123,7 @@ def profile(engine):
         with profiler.time_step():
             engine.step(tokens=tokens[:, :-1], targets=tokens[:, 1:])
     profiler.remove()
-    choice = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))
-    return profiler.profile(model="gpt2-tiny", B=B, T=T, choice=choice, roofs=ROOFS, doubts=["a doubt"])
+    return profiler.profile(model="gpt2-tiny", B=B, T=T, choice=CHOICE, roofs=ROOFS, doubts=["a doubt"])
 
 
 @pytest.fixture(scope="module")
@@ -161,23 +162,20 @@ def violations(page):
     return found + re.findall(r"url\(|@import|fetch\(|XMLHttp|innerHTML|eval\(", styles[0].text + scripts[0].text)
 
 
-def test_nothing_in_the_page_asks_the_network(page):
+PLANTED = [
+    ("</main>", "<img src='//x.test'>"),
+    ("</main>", "<a href='https://x.test'>x</a>"),
+    ("</main>", "<p onclick='x()'></p>"),
+    ("</main>", "<script>x()</script>"),
+    ("</style>", "p { background: url(//x.test) }"),
+    ("</script>", "fetch('//x.test')"),
+]
+
+
+def test_nothing_in_the_page_asks_the_network_and_a_planted_request_is_noticed(page):
     assert violations(page) == []
-
-
-@pytest.mark.parametrize(
-    ("before", "planted"),
-    [
-        ("</main>", "<img src='//x.test'>"),
-        ("</main>", "<a href='https://x.test'>x</a>"),
-        ("</main>", "<p onclick='x()'></p>"),
-        ("</main>", "<script>x()</script>"),
-        ("</style>", "p { background: url(//x.test) }"),
-        ("</script>", "fetch('//x.test')"),
-    ],
-)
-def test_a_planted_request_is_noticed(page, before, planted):
-    assert violations(page.replace(before, planted + before, 1))
+    for before, planted in PLANTED:
+        assert violations(page.replace(before, planted + before, 1)), planted
 
 
 def hostile(x):
@@ -255,20 +253,12 @@ def test_text_that_is_not_escaped_is_noticed(attacked, monkeypatch):
         assert violations(html.report(*attacked)) == []
 
 
-@pytest.mark.parametrize(
-    ("children", "attributes", "expected"),
-    [
-        (["a < b & c"], {}, "<p>a &lt; b &amp; c</p>"),
-        ([markup.tag("b", "<"), ["x", None, (1, 0.1234567)]], {}, "<p><b>&lt;</b>x10.123457</p>"),
-        (
-            [],
-            {"title": "\"'>", "class_": None, "text_anchor": "end"},
-            '<p title="&quot;&#x27;&gt;" text-anchor="end"></p>',
-        ),
-    ],
-)
-def test_markup(children, attributes, expected):
-    assert markup.tag("p", *children, **attributes) == expected
+def test_markup():
+    inside = [markup.tag("b", "<"), ["x", None, (1, 0.1234567)]]
+    odd = {"title": "\"'>", "class_": None, "text_anchor": "end"}
+    assert markup.tag("p", "a < b & c") == "<p>a &lt; b &amp; c</p>"
+    assert markup.tag("p", *inside) == "<p><b>&lt;</b>x10.123457</p>"
+    assert markup.tag("p", **odd) == '<p title="&quot;&#x27;&gt;" text-anchor="end"></p>'
 
 
 # The figures are those of the profile
@@ -276,9 +266,16 @@ def test_markup(children, attributes, expected):
 SECTIONS = ("loss", "timeline", "matrix", "roofline", "arena", "steps", "ops", "layers")
 
 
-def test_every_picture_is_there_once_and_linked(tree):
+def test_the_head_says_what_the_profile_says_and_links_every_picture(tree, profile):
     assert [s.attrs["id"] for s in tree.all("section")] == list(SECTIONS)
     assert [a.attrs["href"] for a in tree.one("nav").all("a")] == [f"#{s}" for s in SECTIONS]
+    assert tree.one("h1").text == "gpt2-tiny · B 2 · T 16"
+    tiles = [b.text for b in tree.one(class_="tiles").all("b")]
+    step, speed = f"{four(profile.quiet_ms)} ms", f"{profile.tokens_per_s:,.0f}"
+    assert tiles == [step, speed, f"{profile.mfu:.0f} %", gb(profile.peak_rss_mb * 1e6), *tiles[4:]]
+    assert tree.one(class_="words").text == profile.words
+    assert profile.words.startswith(f"A step takes {tiles[0]}, {tiles[2]} of the FMA peak")
+    assert [li.text for li in tree.one(class_="warnings").all("li")] == profile.doubts
 
 
 @pytest.mark.parametrize("name", ["ops", "layers"])
@@ -306,17 +303,6 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
                 assert (cell.attrs["data-value"], cell.text) == ("", "")
             else:
                 assert cell.text == (value if isinstance(value, str) else ", ".join(value))
-
-
-def test_the_head_says_what_the_profile_says(tree, profile):
-    assert tree.one("h1").text == "gpt2-tiny · B 2 · T 16"
-    tiles = [b.text for b in tree.one(class_="tiles").all("b")]
-    assert tiles[0] == f"{four(profile.quiet_ms)} ms"
-    assert tiles[1:3] == [f"{profile.tokens_per_s:,.0f}", f"{profile.mfu:.0f} %"]
-    assert tiles[3] == gb(profile.peak_rss_mb * 1e6)
-    assert tree.one(class_="words").text == profile.words
-    assert profile.words.startswith(f"A step takes {tiles[0]}, {tiles[2]} of the FMA peak")
-    assert [li.text for li in tree.one(class_="warnings").all("li")] == profile.doubts
 
 
 def test_the_matrix_sums_to_the_step_and_outlines_the_swapped_layer(tree, profile):
@@ -376,12 +362,29 @@ def scale(svg, axis, log=False):
     return number
 
 
+def again(profile, *layers):
+    """The profile in which GELU runs again in the backward, in these layers, and those rows."""
+    rows = [r for r in profile.layers if r.op == "gelu_forward" and r.layer in layers]
+    again = [replace(r, phase="recompute") for r in rows]
+    return replace(profile, layers=[*again, *(r for r in profile.layers if r not in rows)]), again
+
+
 def test_an_op_run_again_later_counts_as_of_its_first_phase(profile, engine):
-    again = [replace(r, phase="recompute") for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.0.mlp"]
-    mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.layer != "h.0.mlp")])
-    tree = read(html.report(mixed, engine))
+    tree = read(html.report(again(profile, "h.0.mlp")[0], engine))
     (head, _) = (th for th in tree.all("th", scope="col") if th.text == "gelu_forward")
     assert head.attrs["class"] == "forward"
+
+
+def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
+    assert "again in the backward" not in read(html.report(profile, engine)).text
+    mixed, rows = again(profile, "h.0.mlp", "h.1.mlp")
+    section = read(html.report(mixed, engine)).one("section", id="matrix")
+    ms, share = sum(r.ms for r in rows), sum(r.share for r in rows)
+    words = f"Computed again in the backward: gelu_forward (2 calls); {four(ms)} ms, {share:.1f} % of the step."
+    assert words in section.text
+    cells = [td.attrs["title"] for td in section.all("td") if "computed again" in td.attrs.get("title", "")]
+    assert cells
+    assert all("\ngelu_forward [" in c for c in cells)
 
 
 def test_a_layer_is_outlined_however_many_others_are_like_it(profile, engine):
@@ -566,38 +569,26 @@ def test_the_head_says_where_the_figures_come_from(profile):
     assert not list(read(html.report(replace(profile, origin={}))).all("code"))
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
+def test_the_command_has_a_short_name(monkeypatch):
+    for argv, said in (
         (["/home/me/bin/cpuopt", "profile", "--swap", "a b=c"], "cpuopt profile --swap 'a b=c'"),
         (["/home/me/cpuopt/__main__.py", "profile"], "cpuopt profile"),
         (["scripts/mine.py", "-x"], "mine.py -x"),
         (["-c"], ""),
-    ],
-)
-def test_the_command_has_a_short_name(argv, said, monkeypatch):
-    monkeypatch.setattr("sys.argv", argv)
-    assert command() == said
+    ):
+        monkeypatch.setattr("sys.argv", argv)
+        assert command() == said
 
 
-def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
-    assert "again in the backward" not in read(html.report(profile, engine)).text
-    again = [replace(r, phase="recompute") for r in profile.layers if r.op == "gelu_forward"]
-    mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.op != "gelu_forward")])
-    section = read(html.report(mixed, engine)).one("section", id="matrix")
-    ms, share = sum(r.ms for r in again), sum(r.share for r in again)
-    words = f"Computed again in the backward: gelu_forward (2 calls); {four(ms)} ms, {share:.1f} % of the step."
-    assert words in section.text
-    cells = [td.attrs["title"] for td in section.all("td") if "computed again" in td.attrs.get("title", "")]
-    assert cells
-    assert all("\ngelu_forward [" in c for c in cells)
-
-
-def test_without_roofs_the_points_are_drawn_all_the_same(profile, engine):
+def test_without_roofs_the_points_are_drawn_and_without_a_check_that_passed_nothing(profile, engine):
     bare = read(html.report(replace(profile, roofs=None, mfu=None), engine)).one("section", id="roofline")
     assert list(bare.all("circle"))
     assert not list(bare.all("line", class_="roof"))
     assert "not measured" in bare.text
+    bad = replace(profile, checked=[{"kernel": k, "status": "ERROR"} for r in profile.ops for k in r.kernels])
+    tree = read(html.report(bad, engine))
+    assert not list(tree.all("section"))
+    assert "No figures, because these kernels did not pass" in tree.text
 
 
 def test_the_arena_map_has_every_pooled_value_where_the_plan_puts_it(tree, engine):
@@ -658,13 +649,6 @@ def test_ticks_are_round_and_inside(scale):
     assert 3 <= len(ticks) <= 12
     assert all(scale.low <= t <= scale.high and 0 <= scale(t) <= 100 for t in ticks)
     assert all(f"{t:.0e}"[0].lstrip("-") in "0123456789" and float(f"{t:.1e}") == pytest.approx(t) for t in ticks)
-
-
-def test_no_figure_of_a_kernel_that_did_not_pass(profile, engine):
-    bad = replace(profile, checked=[{"kernel": k, "status": "ERROR"} for r in profile.ops for k in r.kernels])
-    tree = read(html.report(bad, engine))
-    assert not list(tree.all("section"))
-    assert "No figures, because these kernels did not pass" in tree.text
 
 
 # The files
