@@ -61,10 +61,11 @@ def test_a_difference_is_found(factor, word):
     assert words(40, factor=factor, scatter=0.015, spikes=0.1).count(word) >= 38
 
 
-def test_too_much_noise_is_said():
-    found = noisy(0, scatter=0.5).verdict()
-    assert found.word == "inconclusive"
-    assert "wide" in found.why
+def test_too_much_noise_is_said_and_an_interim_analysis_ends_the_comparison():
+    loud, found = noisy(0, scatter=0.5), noisy(0, factor=2.0)
+    assert (loud.verdict().word, loud.rounds) == ("inconclusive", 96)
+    assert "wide" in loud.verdict().why
+    assert [len(found.times[letter]) for letter in "ABC"] == [12, 12, 12]
 
 
 def test_a_control_that_fails_is_said():
@@ -92,11 +93,8 @@ def test_an_interval_that_is_too_wide_supports_no_verdict(low, high, word):
 def test_a_control_that_is_too_wide_supports_no_verdict():
     narrow, wild = np.full(8, 0.5), np.array([0.3, 3.0, 1.0, 1.0] * 2)
     assert judge([narrow], [np.ones(8)]).word == "faster"
-    found = judge([narrow], [wild])
-    assert (found.word, found.why) == (
-        "inconclusive",
-        "the control's interval reaches from 0.300 to 3.000: the machine is too noisy",
-    )
+    found, why = judge([narrow], [wild]), "the control's interval reaches from 0.300 to 3.000: the machine is too noisy"
+    assert (found.word, found.why) == ("inconclusive", why)
 
 
 def test_cases_are_weighed_by_their_time():
@@ -114,14 +112,8 @@ def test_order_is_random_in_blocks_that_are_palindromes():
         assert len(set(rounds)) == orders
 
 
-def test_an_interim_analysis_ends_the_comparison():
-    found = noisy(0, factor=2.0)
-    assert [len(found.times[letter]) for letter in "ABC"] == [12, 12, 12]
-    assert noisy(0, scatter=0.5).rounds == 96
-
-
-def test_without_a_control_each_round_is_a_pair():
-    clock, calls = Clock(), []
+def test_without_a_control_each_round_is_a_pair(clock):
+    calls = []
 
     def side(letter, ns):
         def function():
@@ -205,13 +197,10 @@ def test_a_time_below_the_roof_names_the_roof():
     roofs = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
     case = {**to_json(ab.Shape(Case({"N": 1000}), {}, ("x",))), "a_ns": 900.0, "b_ns": 400.0}
     case |= ab.cost(ops.gelu_forward, ab.Shape.read(case))
-    assert ab.beyond_roofs(("one", "mine"), [case], roofs) == [
-        "mine is at 200 % of the memory roof, which is impossible (N=1000)"
-    ]
-    assert ab.beyond_roofs(("one", "mine"), [case], None) == []
-    row = session.KernelRow(
-        "gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}}
-    )
+    said = ["mine is at 200 % of the memory roof, which is impossible (N=1000)"]
+    assert [ab.beyond_roofs(("one", "mine"), [case], r) for r in (roofs, None)] == [said, []]
+    alone = {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}
+    row = session.KernelRow("gelu_forward", "mine", "one", found={"alone": alone})
     said = session._roof(session.RoundPlan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
     assert said.startswith("unfit: mine at up to 80000 % of the memory roof, which was measured too low; when it is")
 
@@ -276,8 +265,13 @@ def kernel(variant, ns, clock, calls=None, op=ops.gelu_forward, body=gelu):
 SHAPE = ab.Shape(Case({"N": 1000}), {}, ("h.0.mlp", "h.1.mlp"))
 
 
-def test_both_get_the_same_arrays_and_the_clock_decides():
-    clock, calls = Clock(), []
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_both_get_the_same_arrays_and_the_clock_decides(clock):
+    calls = []
     pair = kernel("a", 10_000, clock, calls), kernel("b", 20_000, clock, calls)
     found = ab.alone(pair, [SHAPE], clock=clock, analyses=[4])
     assert found["verdict"] == "slower"
@@ -290,8 +284,7 @@ def test_both_get_the_same_arrays_and_the_clock_decides():
     assert places["a"] == places["b"]
     case = found["cases"][0]
     assert (case["calls_per_sample"], case["samples_per_trial"]) == ({"A": 2, "B": 2}, {"A": 400, "B": 400})
-    assert len(case["ns"]["A"]) == len(case["ns"]["C"]) == 4
-    assert len(case["order"]) == 12
+    assert [len(case["ns"]["A"]), len(case["ns"]["C"]), len(case["order"])] == [4, 4, 12]
     assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock, analyses=[4])["verdict"] == "no difference shown"
 
 
@@ -303,31 +296,32 @@ def test_a_kernel_in_bfloat16_is_called_as_in_a_step():
         assert (ab.Alone([copy], shape, 0).functions["A"] is copy.function) is (not types)
 
 
-def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
+def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused(clock):
     def outside(out, inp):
         gelu(out, inp)
-        words = np.lib.stride_tricks.as_strided(out, (len(out) + 3,), (4,))
-        words[-1] = 7
+        np.lib.stride_tricks.as_strided(out, (len(out) + 3,), (4,))[-1] = 7
 
-    clock = Clock()
-    with pytest.raises(
-        UserError, match=r"\[b\] wrote outside its arrays: 3 past the end of 'out', before it was timed"
-    ):
-        ab.alone((kernel("a", 10_000, clock), kernel("b", 10_000, clock, body=outside)), [SHAPE], clock=clock)
+    pair = kernel("a", 10_000, clock), kernel("b", 10_000, clock, body=outside)
+    with pytest.raises(UserError, match=r"\[b\] wrote outside its arrays: 3 past the end of 'out', before it was "):
+        ab.alone(pair, [SHAPE], clock=clock)
 
 
-def test_a_side_that_takes_far_longer_is_sampled_by_itself():
-    clock = Clock()
-    pair = ab.Alone((kernel("a", 10_000, clock), kernel("b", 10_000_000, clock)), SHAPE, 0, clock=clock)
-    assert pair.lengths == {"A": (2, 400), "B": (1, 1)}
-    pair = ab.Alone((kernel("a", 10_000, clock), kernel("b", 30_000, clock)), SHAPE, 0, clock=clock)
-    assert pair.lengths == {"A": (2, 400), "B": (2, 400)}
+@pytest.mark.parametrize(
+    ("ns", "flush", "a", "b"),
+    [
+        ((10_000, 10_000_000), False, (2, 400), (1, 1)),
+        ((10_000, 30_000), False, (2, 400), (2, 400)),
+        ((10, 10), True, (1, ab.COLD_SAMPLES), (1, ab.COLD_SAMPLES)),  # few single calls
+    ],
+)
+def test_a_side_that_takes_far_longer_is_sampled_by_itself(clock, ns, flush, a, b):
+    pair = ab.Alone([kernel(v, n, clock) for v, n in zip("ab", ns, strict=True)], SHAPE, 0, flush=flush, clock=clock)
+    assert pair.lengths == {"A": a, "B": b}
 
 
 @pytest.mark.parametrize("disturbed", range(6))
-def test_both_sides_have_as_many_samples_when_filling_is_disturbed(disturbed, monkeypatch):
-    clock, fills = Clock(), []
-    fill = ab.TimedKernels.fill
+def test_both_sides_have_as_many_samples_when_filling_is_disturbed(clock, disturbed, monkeypatch):
+    fills, fill = [], ab.TimedKernels.fill
 
     def filling(timed, side, outs, *rest):
         fill(timed, side, outs, *rest)
@@ -342,9 +336,9 @@ def test_both_sides_have_as_many_samples_when_filling_is_disturbed(disturbed, mo
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_the_other_state_of_the_caches_stands_beside(flush, monkeypatch):
+def test_the_other_state_of_the_caches_stands_beside(clock, flush, monkeypatch):
     """A kernel that takes 30 us more once the flusher ran, on a clock that both move."""
-    clock, cold = Clock(), []
+    cold = []
 
     def body(out, inp):
         gelu(out, inp)
@@ -353,21 +347,15 @@ def test_the_other_state_of_the_caches_stands_beside(flush, monkeypatch):
 
     gelu = kernel("a", 0, Clock()).function
     monkeypatch.setattr(ab, "_flusher", lambda: lambda: cold.append(1))
-    pair = [kernel(v, ns, clock, body=body) for v, ns in (("a", 10_000), ("b", 20_000))]
-    found = ab.alone(tuple(pair), [SHAPE], clock=clock, analyses=[4], flush=flush, other=True)
+    pair = tuple(kernel(v, ns, clock, body=body) for v, ns in (("a", 10_000), ("b", 20_000)))
+    found = ab.alone(pair, [SHAPE], clock=clock, analyses=[4], flush=flush, other=True)
     warm, flushed = {"a_ms": 0.01, "b_ms": 0.02}, {"a_ms": 0.04, "b_ms": 0.05}
     n = len(SHAPE.layers)
     assert {k: found[k] / n for k in warm} == pytest.approx(flushed if flush else warm)
     beside = found["beside"]
     assert beside.pop("caches") == ("warm" if flush else "cold")
     assert {k: ms / n for k, ms in beside.items()} == pytest.approx(warm if flush else flushed)
-    assert "beside" not in ab.alone(tuple(pair), [SHAPE], clock=clock, analyses=[2])
-
-
-def test_flushed_turns_are_few_single_calls():
-    clock = Clock()
-    pair = ab.Alone((kernel("a", 10, clock), kernel("b", 10, clock)), SHAPE, 0, flush=True, clock=clock)
-    assert pair.lengths == {"A": (1, ab.COLD_SAMPLES), "B": (1, ab.COLD_SAMPLES)}
+    assert "beside" not in ab.alone(pair, [SHAPE], clock=clock, analyses=[2])
 
 
 def test_shapes_of_a_model_and_their_layers():
@@ -480,19 +468,16 @@ def test_in_the_step(capsys):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["gelu_forward", "vanilla", "wrong", *FLAGS], "gelu_forward[wrong] is wrong, so it is not timed: out["),
-        (
-            ["gelu_forward", "vanilla", "where_timed", *FLAGS],
-            "[where_timed] is wrong, so it is not timed: out[",
-        ),
-        (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; the nearest of "),
-        (["gelu_forward", "vanilla", "thrise", *FLAGS], "no variant 'thrise'; did you mean 'thrice'?"),
-        (["gelu_forward", "vanilla", "thrice", *FLAGS, "--flush", "--in-step"], "--flush with --in-step"),
-        (["gelu_forward", "vanilla", "thrice", *FLAGS, "--rounds", "3"], "--rounds 3: expected 6 or more"),
+        (["gelu_forward", "vanilla", "wrong"], "gelu_forward[wrong] is wrong, so it is not timed: out["),
+        (["gelu_forward", "vanilla", "where_timed"], "[where_timed] is wrong, so it is not timed: out["),
+        (["gelu", "vanilla", "wrong"], "ab 'gelu': no such op; the nearest of "),
+        (["gelu_forward", "vanilla", "thrise"], "no variant 'thrise'; did you mean 'thrice'?"),
+        (["gelu_forward", "vanilla", "thrice", "--flush", "--in-step"], "--flush with --in-step"),
+        (["gelu_forward", "vanilla", "thrice", "--rounds", "3"], "--rounds 3: expected 6 or more"),
     ],
 )
 def test_what_is_refused(args, said, capsys):
-    assert cli.main(["ab", *args]) == 2
+    assert cli.main(["ab", *args[:3], *FLAGS, *args[3:]]) == 2
     (line,) = [v for v in capsys.readouterr().err.splitlines() if v.startswith("cpuopt: ")]
     assert said in line
     assert not Path("runs").exists()
