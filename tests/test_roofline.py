@@ -34,6 +34,17 @@ GBS = {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}
 ROOFS = Roofs(2, LEVELS, 100.0, GBS, 2.0, bf16_gflops=200.0, bf16_by=kernels.PAIRS_BY)
 
 
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A cache of its own, where nothing was measured; the runs of a measurement, which finds `ROOFS` or what is set."""
+    runs = SimpleNamespace(counts=[], found=ROOFS)
+    measure = lambda self, counts: runs.counts.append(counts) or dict.fromkeys(counts, runs.found)  # noqa: E731
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine, "MEASURED", set())
+    monkeypatch.setattr(machine.Measurement, "run", measure)
+    return runs
+
+
 @pytest.mark.parametrize(
     ("nbytes", "name", "threads"),
     [(2000, "L1", 2), (2001, "L2", 2), (1001, "L2", 1), (10_000, "L2", 2), (10_001, "memory", 2), (20_000, "L2", 3)],
@@ -54,7 +65,8 @@ def test_the_roof_that_binds(flops, nbytes, ns, roof):
     assert earlier.bound(flops, nbytes, "bfloat16") == (ns, roof)
 
 
-def test_flops_take_the_time_of_their_types():
+def test_roofs_come_back_from_json_and_flops_take_the_time_of_their_types():
+    assert from_json(Roofs, json.loads(json.dumps(to_json(ROOFS)))) == ROOFS
     assert ROOFS.compute_ns({"float32": 1000, "bfloat16": 4000}) == 10 + 20
 
 
@@ -83,39 +95,46 @@ def test_the_tokens_below_which_memory_binds():
     assert [s.tokens(ROOFS) for s in SCHEMES] == pytest.approx([32 * 20 / 6, 30 * 40 / 6, 22 * 40 / 6, 16 * 40 / 6])
 
 
-def test_roofs_come_back_from_json():
-    assert from_json(Roofs, json.loads(json.dumps(to_json(ROOFS)))) == ROOFS
-
-
 def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None, types=("float32",)):
     kernels = [f"{op.lower().replace(' ', '_')}[k]"]
     more = {"kernels": kernels, "layer": layer, "imbalance": imbalance, "types": types}
     return SimpleNamespace(op=op, ms=ms, of_roof=of_roof, roof=roof, **more)
 
 
-def test_words():
-    profile = SimpleNamespace(
-        step_ms={"mean": 200.0},
-        mfu=60.0,
-        threads=2,
-        ops=[row("Matmul Forward", 90, 90), row("Matmul Backward", 60, 80), row("GELU Forward", 40, 5, "L3", "", 1.5)],
-        layers=[
-            row("matmul_forward", 90, 90, layer="h.0.mlp"),
-            row("gelu_forward", 20, 5, "L3", "h.0.mlp"),
-            row("gelu_forward", 20, 5, "L3", "h.11.mlp"),
-        ],
+def told(mfu, ops, layers=()):
+    """What is said of a profile."""
+    return profiles.words(
+        SimpleNamespace(step_ms={"mean": 200.0}, mfu=mfu, threads=2, ops=ops, layers=[*layers] or LAYERS)
     )
-    assert profiles.words(profile) == (
+
+
+LAYERS = [
+    row("matmul_forward", 90, 90, layer="h.0.mlp"),
+    row("gelu_forward", 20, 5, "L3", "h.0.mlp"),
+    row("gelu_forward", 20, 5, "L3", "h.11.mlp"),
+]
+
+
+def test_words():
+    ops = row("Matmul Forward", 90, 90), row("Matmul Backward", 60, 80), row("GELU Forward", 40, 5, "L3", "", 1.5)
+    assert told(60.0, ops) == (
         "A step takes 200 ms, 60 % of the FMA peak of 2 threads (MFU). matmul is 75 % of it, at 86 % of its roof. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 38.0 ms above the L3 roof (5 % of it). "
         "Threads wait most in gelu_forward: the slowest takes 1.50 times the mean."
     )
-    profile.mfu, profile.ops = None, [row("Matmul Forward", 150, None)]
-    assert profiles.words(profile) == "A step takes 200 ms. matmul is 75 % of it."
-    profile.mfu, profile.ops = 60.0, [row("Matmul Forward", 150, 40, "bf16", types=("bfloat16", "float32"))]
-    assert profiles.words(profile).startswith(
+    assert told(None, [row("Matmul Forward", 150, None)]) == "A step takes 200 ms. matmul is 75 % of it."
+    assert told(60.0, [row("Matmul Forward", 150, 40, "bf16", types=("bfloat16", "float32"))]).startswith(
         "A step takes 200 ms, 60 % of the bf16 and FMA peaks of 2 threads (MFU). matmul is 75 % of it, at 40 % of its"
     )
+
+
+def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
+    layers = row("matmul_forward", 90, 319, layer="h.0.mlp"), row("gelu_forward", 20, 5, "L3", "h.0.mlp")
+    assert told(160.0, [row("Matmul Forward", 90, 319), row("GELU Forward", 40, 5, "L3")], layers) == (
+        "A step takes 200 ms. matmul is 45 % of it. "
+        "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it)."
+    )
+    assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 
 
 def test_more_than_a_roof_is_a_doubt():
@@ -130,21 +149,6 @@ def test_more_than_a_roof_is_a_doubt():
     (said,) = profiles.passed([*rows, more])
     assert "gelu_forward is at 319.0 % of the L3 roof, which is impossible and 1 more op too" in said
     assert profiles.passed(rows[:1]) == []
-
-
-def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
-    profile = SimpleNamespace(
-        step_ms={"mean": 200.0},
-        mfu=160.0,
-        threads=2,
-        ops=[row("Matmul Forward", 90, 319), row("GELU Forward", 40, 5, "L3")],
-        layers=[row("matmul_forward", 90, 319, layer="h.0.mlp"), row("gelu_forward", 20, 5, "L3", "h.0.mlp")],
-    )
-    assert profiles.words(profile) == (
-        "A step takes 200 ms. matmul is 45 % of it. "
-        "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it)."
-    )
-    assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
@@ -257,62 +261,51 @@ def test_a_machine_that_is_slower_now_is_doubted(monkeypatch):
     assert f"reach {0.75 * ROOFS.gflops:.0f} GFLOP/s just now, 75 % of the FMA roof" in doubt
 
 
-def test_roofs_are_kept_for_this_machine_and_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
-    runs = []
-    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: ROOFS})
-    assert [machine.roofs(2), machine.roofs(2), runs] == [ROOFS, ROOFS, [[2]]]
+def test_roofs_are_kept_for_this_machine_and_measured_once(runs, monkeypatch):
+    assert [machine.roofs(2), machine.roofs(2), runs.counts] == [ROOFS, ROOFS, [[2]]]
     monkeypatch.setattr(machine, "identity", lambda: {"cpu": "another"})
     assert machine.stored() == {}
 
 
 @pytest.mark.parametrize("change", [{"bf16_gflops": None, "bf16_by": ""}, {"bf16_by": "another instruction"}])
-def test_kept_roofs_without_the_peak_of_bfloat16_are_measured_again(tmp_path, monkeypatch, change):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+def test_kept_roofs_without_the_peak_of_bfloat16_are_measured_again(runs, change):
     machine.store({1: replace(ROOFS, threads=1), 2: replace(ROOFS, gflops=900.0, **change)})
     assert machine.stored() == {1: replace(ROOFS, threads=1)}
-    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
     assert machine.roofs(2) == machine.stored()[2] == ROOFS
 
 
-def test_roofs_of_a_busy_machine_are_measured_again_when_it_is_quiet(tmp_path, monkeypatch):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(machine, "MEASURED", set())
+def test_roofs_of_a_busy_machine_are_measured_again_when_it_is_quiet(runs, monkeypatch):
     busy = replace(ROOFS, gflops=1.0, doubts=("other processes used 1.56 cores meanwhile",))
     machine.store({2: busy})
-    runs, running = [], [3]
-    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: ROOFS})
+    running = [3]
     monkeypatch.setattr(machine, "running", lambda: running[0])
-    assert (machine.roofs(2), runs) == (busy, [])
+    assert (machine.roofs(2), runs.counts) == (busy, [])
     running[0] = 0
-    assert (machine.roofs(2), machine.stored(), runs) == (ROOFS, {2: ROOFS}, [[2]])
-    assert (machine.roofs(2), runs) == (ROOFS, [[2]])
+    assert (machine.roofs(2), machine.stored(), runs.counts) == (ROOFS, {2: ROOFS}, [[2]])
+    assert (machine.roofs(2), runs.counts) == (ROOFS, [[2]])
     machine.store({2: replace(ROOFS, doubts=())})
     uneven = replace(ROOFS, doubts=("2 threads get less than one from L2",))  # a property of the machine
     machine.store({2: replace(uneven, gflops=200.0)})
     machine.MEASURED.clear()
     machine.roofs(2)
-    assert runs == [[2]]
+    assert runs.counts == [[2]]
 
 
-def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(tmp_path, monkeypatch):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(machine, "MEASURED", set())
+def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(runs):
     machine.store({2: ROOFS})
-    runs, now = [], replace(ROOFS, gflops=150.0, gbs={**ROOFS.gbs, "L2": {"read": 7}}, doubts=("busy",))
-    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: now})
+    runs.found = replace(ROOFS, gflops=150.0, gbs={**ROOFS.gbs, "L2": {"read": 7}}, doubts=("busy",))
     fast = TimedCall("gelu_forward", 8e3, 1e6, 0)  # 125 GFLOP/s
     assert machine.raised(ROOFS, [fast._replace(ns=1e4)]) == (ROOFS, [])
     other = replace(ROOFS, gflops=5.0)
     assert machine.raised(other, [fast])[0] == replace(other, gflops=125.0)
-    assert (machine.stored(), runs) == ({2: ROOFS}, [])
+    assert (machine.stored(), runs.counts) == ({2: ROOFS}, [])
     better = replace(ROOFS, gflops=150.0)
     said = "gelu_forward passed a roof, so these were raised: FMA from 100 to 150 GFLOP/s"
     assert machine.raised(ROOFS, [fast]) == (better, [said])
-    assert (machine.stored(), runs) == ({2: better}, [[2]])
+    assert (machine.stored(), runs.counts) == ({2: better}, [[2]])
     faster = fast._replace(ns=4e3)
     assert machine.raised(better, [faster])[0] == machine.stored()[2] == replace(better, gflops=250.0)
-    assert runs == [[2]]
+    assert runs.counts == [[2]]
 
 
 @pytest.mark.parametrize(
@@ -340,8 +333,8 @@ def contradictions(found):
     return fewer + [(n, far) for n in counts for near, far in pairwise(levels) if rates[n][near] < rates[n][far]]
 
 
-def test_roofs_are_monotone_however_they_were_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("runs")
+def test_roofs_are_monotone_however_they_were_measured():
     measured = {
         1: replace(ROOFS, threads=1, gflops=117.5),
         2: replace(ROOFS, gflops=21.2, bf16_gflops=30.0, gbs=GBS | {"L1": {"read": 9}, "memory": {"read": 1}}),
@@ -354,28 +347,26 @@ def test_roofs_are_monotone_however_they_were_measured(tmp_path, monkeypatch):
     assert (found[2].gflops, found[4].gbs["memory"]["read"]) == (117.5, 7)
 
 
-def test_doubtful_figures_do_not_replace_better_ones(tmp_path, monkeypatch):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("runs")
+def test_doubtful_figures_do_not_replace_better_ones():
     machine.store({2: ROOFS})
-    low = replace(
-        ROOFS, gflops=50.0, bf16_gflops=70.0, launch_us=9.0, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 1.0}}
-    )
+    one, both = ({**ROOFS.gbs, "L1": {"read": 90.0, "copy": copy}} for copy in (1.0, 40.0))
+    low = replace(ROOFS, gflops=50.0, bf16_gflops=70.0, launch_us=9.0, gbs=one)
     machine.store({2: replace(low, doubts=("busy",))})
-    assert machine.stored() == {2: replace(ROOFS, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 40.0}})}
+    assert machine.stored() == {2: replace(ROOFS, gbs=both)}
     machine.store({2: low})
     assert machine.stored() == {2: low}
 
 
+@pytest.mark.usefixtures("runs")
 def test_roofs_that_cannot_be_kept_are_given_all_the_same(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
     with pytest.warns(CacheWarning, match=r"file/machine: it keeps nothing, .*Not a directory"):
         assert machine.roofs(2) == ROOFS
     assert cli.main(["machine", "--threads", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["roofs"]["1"]["gflops"] == ROOFS.gflops
-    assert found["file"] is None
+    assert (found["roofs"]["1"]["gflops"], found["file"]) == (ROOFS.gflops, None)
     assert cli.main(["machine", "--threads", "1"]) == 0
     assert "not kept: the next command measures again" in capsys.readouterr().out
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "other"))
@@ -384,8 +375,8 @@ def test_roofs_that_cannot_be_kept_are_given_all_the_same(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "roofs": {"2": {}}}'])
-def test_a_file_that_cannot_be_used_is_measured_anew(tmp_path, monkeypatch, text):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("runs")
+def test_a_file_that_cannot_be_used_is_measured_anew(text):
     machine.store({2: ROOFS})
     assert machine.stored() == {2: ROOFS}
     machine.file().write_text(text)
@@ -405,9 +396,8 @@ def test_a_slow_threading_layer_is_said_with_what_to_install(monkeypatch):
     assert "apt install libgomp1" in machine.slow_layer()
 
 
-def test_the_verb(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
+@pytest.mark.usefixtures("runs")
+def test_the_verb(capsys):
     assert cli.main(["machine", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["measured_now"] == [1, 2, 4]
@@ -415,13 +405,11 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     assert content["noise"].keys() >= {"others_cores", "load_average", "mhz", "quota_cores"}
     assert cli.main(["machine"]) == 0
     out = capsys.readouterr().out
-    assert "FMA, GFLOP/s" in out
-    assert "L1 copy, GB/s" in out
+    assert all(words in out for words in ("FMA, GFLOP/s", "L1 copy, GB/s", "now: other processes use"))
     assert re.search(rf"bf16, GFLOP/s, by {kernels.PAIRS_BY} +200.0", out)
     assert re.search(r"T\*, bf16: 30 B +200 +200", out)
     assert max(map(len, out.partition("GB/s")[2].partition("measured")[0].splitlines())) <= 80
     assert content["schemes"][1] == {"name": "bf16", "moved_bytes": 30, "tokens": dict.fromkeys("124", 200.0)}
-    assert "now: other processes use" in out
 
 
 def test_noise_is_told():
