@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import jinja2
@@ -49,6 +50,14 @@ def model(template, kind="bytes", special=families.IM, bos=None, eos="<|im_end|>
     return get_tokenizer(str(folder / "tokenizer.json"))
 
 
+def refused(run, *args):
+    """What is said of it, in one line."""
+    with pytest.raises(UserError) as e:
+        run(*args)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
 def family(name):
     template, kind, special, bos, eos = families.FAMILIES[name]
     return model(families.plain(template), kind, special, bos, eos)
@@ -56,6 +65,11 @@ def family(name):
 
 def marked(chat):
     return [Message(role, text, role == "assistant") for role, text in chat]
+
+
+def said(chat):
+    """An example of it."""
+    return {"messages": [{"role": role, "content": text} for role, text in chat]}
 
 
 def run(mask):
@@ -70,9 +84,7 @@ def test_ids_and_masks_are_those_of_transformers(name):
     encoder = encoder_of(family(name))
     for chat, expected in zip(families.CHATS, EXPECTED[name], strict=True):
         if message := expected.get("error"):
-            with pytest.raises(UserError) as e:
-                encoder.example(marked(chat))
-            assert str(e.value) == f"the chat template of 'tokenizer.json': {message}"
+            assert refused(encoder.example, marked(chat)) == f"the chat template of 'tokenizer.json': {message}"
             continue
         text = encoder.render(marked(chat), False)
         assert templates.MARKED.sub(r"\1", text) == expected["text"]
@@ -110,14 +122,13 @@ TALK = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"), ("
 def test_a_template_that_rewrites_earlier_turns_is_trained_on_its_last_answer(template, text, counts):
     """Also if another turn follows, with which the template would rewrite that one too."""
     tokenizer = model(template)
-    lines({"messages": [{"role": role, "content": said} for role, said in TALK]})
+    lines(said(TALK))
     if counts is None:
-        with pytest.raises(UserError, match=f"^'c.jsonl', line 1: the chat template of 'tokenizer.json' {text}"):
-            load()
+        assert refused(load).startswith(f"'c.jsonl', line 1: the chat template of 'tokenizer.json' {text}")
         return
     data = load()
     (example,) = data.train
-    assert [said for counted, said in example.runs(tokenizer) if counted] == counts
+    assert [words for counted, words in example.runs(tokenizer) if counted] == counts
     assert (text in data.description) == (len(counts) == 1)
 
 
@@ -142,8 +153,7 @@ def test_an_answer_is_what_was_said_and_its_end(template, answer):
     tokenizer = model(template)
     chat = marked([("user", "secret"), ("assistant", "d")])
     if answer is None:
-        with pytest.raises(UserError, match="otherwise than where it asks for one"):
-            encoder_of(tokenizer).example(chat)
+        assert "otherwise than where it asks for one" in refused(encoder_of(tokenizer).example, chat)
         return
     ids, counted = encoder_of(tokenizer).example(chat)
     assert tokenizer.decode([i for i, c in zip(ids, counted, strict=True) if c]) == answer
@@ -222,12 +232,10 @@ def test_a_hostile_template_is_refused_in_a_line(name, monkeypatch, capfd):
     """None of them runs anything, and each leaves no process."""
     template, words = HOSTILE[name]
     monkeypatch.setattr(templates, "LIMIT_S", 2.0)
-    with pytest.raises(UserError) as e:
-        encoder_of(model(template)).render([("user", "hi", False)], True)
-    assert str(e.value).startswith("the chat template of ")
-    assert words in str(e.value)
-    assert "\n" not in str(e.value)
-    assert len(str(e.value)) < 600
+    said = refused(lambda: encoder_of(model(template)).render([("user", "hi", False)], True))
+    assert said.startswith("the chat template of ")
+    assert words in said
+    assert len(said) < 600
     assert not Path("ran").exists()
     assert capfd.readouterr() == ("", "")
 
@@ -237,12 +245,9 @@ def escapes(environment):
     found = []
     for name, (template, words) in HOSTILE.items():
         if words == "unsafe" and "touch" not in template:
-            chat = [{"role": "user", "content": "hi"}]
-            try:
-                jinja.renderer(template, environment)(messages=chat)
+            with suppress(jinja2.TemplateError, UserError):
+                jinja.renderer(template, environment)(messages=[{"role": "user", "content": "hi"}])
                 found.append(name)
-            except (jinja2.TemplateError, UserError):
-                pass
     return found
 
 
@@ -312,10 +317,8 @@ def test_a_template_is_found_wherever_files_have_it(where):
         adapters = [Path("adapter")]
     if where == "gguf":
         about = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.eos_token_id": 2}
-        about |= {
-            "tokenizer.ggml.tokens": ["a", *families.IM],
-            "tokenizer.ggml.token_type": np.array([1, 3, 3, 3], np.int32),
-        }
+        about["tokenizer.ggml.tokens"] = ["a", *families.IM]
+        about["tokenizer.ggml.token_type"] = np.array([1, 3, 3, 3], np.int32)
         about |= {"tokenizer.chat_template": CHATML, "tokenizer.ggml.merges": [], "general.architecture": "llama"}
         Path("m.gguf").write_bytes(container.header(about, {}))
         tokenizer = get_tokenizer("m.gguf")
@@ -332,23 +335,21 @@ def test_a_template_is_found_wherever_files_have_it(where):
     [
         (3, "is 3; expected a text, or a list of names and templates"),
         ([{"name": "default"}], "expected a text, or a list of names and templates"),
-        ([{"name": "rag", "template": "x"}], r"has chat templates 'rag'; expected one of them to be called 'default'"),
+        ([{"name": "rag", "template": "x"}], "has chat templates 'rag'; expected one of them to be called 'default'"),
     ],
 )
 def test_what_is_no_template_is_refused(found, words):
     tokenizer = model(None)
     config(found)
-    with pytest.raises(UserError, match=words):
-        encoder_of(tokenizer)
+    assert words in refused(encoder_of, tokenizer)
 
 
 def test_without_jinja_known_forms_are_recognised_and_others_refused(monkeypatch, capsys):
     monkeypatch.setattr(templates.metadata, "version", lambda name: "3.1.5")
     encoder = encoder_of(model(CHATML))
     assert isinstance(encoder, TurnEncoder)
-    assert re.search(
-        r"needs the library jinja2, 3\.1\.6 or later; pip install .*without it, .* form chatml", encoder.notes[0]
-    )
+    needs = "needs the library jinja2, 3.1.6 or later; pip install "
+    assert re.search(rf"{re.escape(needs)}.*without it, .* form chatml", encoder.notes[0])
     lines({"prompt": "a", "completion": "b"})
     assert encoder.notes[0] in load().description
     Path("chat_template.jinja").write_text(families.plain(families.ZEPHYR))
@@ -400,10 +401,7 @@ def test_a_conversation_is_what_other_programs_send(name, answers):
 
 def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without_one(capsys):
     model(families.plain(families.FAMILIES["qwen2"][0]))
-    lines(
-        {"prompt": "What?", "completion": "That."},
-        {"messages": [{"role": r, "content": t} for r, t in families.CHATS[1]]},
-    )
+    lines({"prompt": "What?", "completion": "That."}, said(families.CHATS[1]))
     show = ["data", "show", "c.jsonl", "--tokenizer", "tokenizer.json"]
     assert cli.main(show) == 0
     out = capsys.readouterr().out
