@@ -193,29 +193,25 @@ def test_a_global_that_a_saved_output_holds_is_not_assigned():
 # The judge ----------------------------------------------------------------------------------------------------------
 
 
-def only_added(out, inp):
-    for i in range(inp.shape[0]):
-        for j in range(inp.shape[1]):
-            out[i] += inp[i, j] * inp[i, j]
+def looped(body, params="out, inp", loop="prange(inp.shape[0])"):
+    """A kernel from the body of its loop, which numba can compile."""
+    names = {"__name__": __name__, "prange": prange, "math": math, "FACTOR": np.float32(0.7)}
+    return programs.compiled(f"def f({params}):\n    for i in {loop}:\n        {body}\n", names)
 
 
-def partly_unwritten(out, inp):
-    for i in range(inp.shape[0]):
-        if inp[i, 0] > 0:
-            out[i] = inp[i, 0]
+SQUARES = "for j in range(inp.shape[1]):\n            out[i] += inp[i, j] * inp[i, j]"
 
 
-def read_before(out, inp):
-    for i in range(inp.shape[0]):
-        out[i] = inp[i, 0] * inp[i, 1] if out[i] < 0.5 else inp[i, 0]
-
-
-def last_row_unwritten(out, inp):
-    for i in range(inp.shape[0] - 1):
-        out[i] = inp[i, 0] * inp[i, 0]
-
-
-@pytest.mark.parametrize("function", [only_added, partly_unwritten, read_before, last_row_unwritten])
+@pytest.mark.parametrize(
+    "function",
+    [
+        looped(SQUARES),
+        looped("if inp[i, 0] > 0:\n            out[i] = inp[i, 0]"),
+        looped("out[i] = inp[i, 0] * inp[i, 1] if out[i] < 0.5 else inp[i, 0]"),
+        looped("out[i] = inp[i, 0] * inp[i, 0]", loop="range(inp.shape[0] - 1)"),
+    ],
+    ids=["only added", "partly unwritten", "read before", "last row unwritten"],
+)
 def test_an_output_that_depends_on_what_stood_in_it_is_refused(function):
     op = differentiable(out("out", N), inp("inp", N, T))(function)
     with pytest.raises(
@@ -225,120 +221,60 @@ def test_an_output_that_depends_on_what_stood_in_it_is_refused(function):
     assert not op.judged
 
 
-def first_assigned(out, inp):
-    for i in range(inp.shape[0]):
-        out[i] = 0.0
-        for j in range(inp.shape[1]):
-            out[i] += inp[i, j] * inp[i, j]
-
-
 def test_an_output_that_is_assigned_and_then_added_to_is_judged():
-    differentiable(out("out", N), inp("inp", N, T))(first_assigned).judge()
+    differentiable(out("out", N), inp("inp", N, T))(looped(f"out[i] = 0.0\n        {SQUARES}")).judge()
 
 
-def refused_when_declared():
-    def over(out, inp):
-        for i in range(inp.shape[0]):
-            inp[i] = inp[i] * 2.0
-            out[i] = inp[i] * inp[i]
-
-    def indices(out, inp, ix):
-        for i in range(inp.shape[0]):
-            ix[i] = 0
-            out[i] = inp[ix[i]]
-
-    def nothing(out, inp):
-        for i in range(inp.shape[0]):
-            other = inp[i]  # noqa: F841
-
-    def adjoint(out, inp, dinp):
-        for i in range(inp.shape[0]):
-            out[i] = inp[i] * dinp[i]
-
-    def flag(out, inp, dinp_add):
-        for i in range(inp.shape[0]):
-            out[i] = inp[i] * dinp_add
-
-    y, x = out("out", N), inp("inp", N)
-    return {
-        over: ((y, x), "'inp' is declared as an input, and is written"),
-        indices: ((y, x, index("ix", N, below=N)), "'ix' is declared as an input, and is written"),
-        nothing: ((y, x), "nothing is written to 'out'"),
-        adjoint: ((y, x, inp("dinp", N)), "the name 'dinp' for the adjoint of 'inp'"),
-        flag: ((y, x, scalar("dinp_add")), "the name 'dinp_add' for the adjoint of 'inp'"),
-    }
+CONTRADICTED = [
+    ("inp[i] = inp[i] * 2.0\n        out[i] = inp[i] * inp[i]", (), "'inp' is declared as an input, and is written"),
+    (
+        "ix[i] = 0\n        out[i] = inp[ix[i]]",
+        (index("ix", N, below=N),),
+        "'ix' is declared as an input, and is written",
+    ),
+    ("other = inp[i]", (), "nothing is written to 'out'"),
+    ("out[i] = inp[i] * dinp[i]", (inp("dinp", N),), "the name 'dinp' for the adjoint of 'inp'"),
+    ("out[i] = inp[i] * dinp_add", (scalar("dinp_add"),), "the name 'dinp_add' for the adjoint of 'inp'"),
+]
 
 
-@pytest.mark.parametrize("function", refused_when_declared(), ids=lambda f: f.__name__)
-def test_a_declaration_that_its_kernel_contradicts_is_refused(function):
-    found = {f.__name__: told for f, told in refused_when_declared().items()}
-    args, why = found[function.__name__]
-    with pytest.raises(UserError, match=rf"test_wrong_gradients.py:\d+: '.*': .*{why}.*; "):
-        differentiable(*args)(function)
-    assert f"{function.__name__}_forward" not in ops.ALL
+@pytest.mark.parametrize(("body", "more", "why"), CONTRADICTED)
+def test_a_declaration_that_its_kernel_contradicts_is_refused(body, more, why):
+    function = looped(body, ", ".join(["out", "inp", *(a.name for a in more)]))
+    with pytest.raises(UserError, match=rf":\d+: '.*': .*{why}.*; "):
+        differentiable(out("out", N), inp("inp", N), *more)(function)
+    assert "f_forward" not in ops.ALL
 
 
-FACTOR = np.float32(0.7)
+RIGHT = {
+    "masked scores": "inp[i] + (-1e9 if mask[i] > 0 else 0.0)",
+    "scaled tanh": "FACTOR * math.tanh(inp[i] * FACTOR)",
+    "smooth abs": "math.sqrt(inp[i] * inp[i] + eps * eps) - eps",
+    "bent": "math.tanh(inp[i] / eps) * math.exp(-inp[i] * inp[i] / eps) + inp[i]",
+    "logit": "math.log(inp[i] / (1.0 - inp[i]))",
+    "acosh": "math.log(inp[i] + math.sqrt(inp[i] * inp[i] - 1.0))",
+    "cancelled": "((inp[i] + 1e9) - 1e9) + inp[i] * inp[i]",
+}
 
 
-def masked_scores(out, inp, mask):
-    for i in prange(inp.shape[0]):
-        out[i] = inp[i] + (-1e9 if mask[i] > 0 else 0.0)
+def declared(expression):
+    """The op of a right kernel."""
+    more = [a for a in (inp("mask", N), scalar("eps")) if a.name in expression]
+    function = looped(f"out[i] = {expression}", ", ".join(["out", "inp", *(a.name for a in more)]))
+    return differentiable(out("out", N), inp("inp", N), *more)(function)
 
 
-def scaled_tanh(out, inp):
-    for i in prange(inp.shape[0]):
-        out[i] = FACTOR * math.tanh(inp[i] * FACTOR)
-
-
-def smooth_abs(out, inp, eps):
-    for i in prange(inp.shape[0]):
-        out[i] = math.sqrt(inp[i] * inp[i] + eps * eps) - eps
-
-
-def bent(out, inp, eps):
-    for i in prange(inp.shape[0]):
-        out[i] = math.tanh(inp[i] / eps) * math.exp(-inp[i] * inp[i] / eps) + inp[i]
-
-
-def logit(out, inp):
-    for i in prange(inp.shape[0]):
-        out[i] = math.log(inp[i] / (1.0 - inp[i]))
-
-
-def acosh(out, inp):
-    for i in prange(inp.shape[0]):
-        out[i] = math.log(inp[i] + math.sqrt(inp[i] * inp[i] - 1.0))
-
-
-def cancelled(out, inp):
-    for i in prange(inp.shape[0]):
-        out[i] = ((inp[i] + 1e9) - 1e9) + inp[i] * inp[i]
-
-
-RIGHT = [masked_scores, scaled_tanh, smooth_abs, bent, logit, acosh, cancelled]
-ARGUMENTS = {"out": out("out", N), "inp": inp("inp", N), "mask": inp("mask", N), "eps": scalar("eps")}
-
-
-@pytest.mark.parametrize("function", RIGHT)
-def test_no_right_gradient_is_called_wrong(function):
-    declared = [ARGUMENTS[n] for n in function.__code__.co_varnames[: function.__code__.co_argcount]]
-    op = differentiable(*declared)(function)
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_right_gradient_is_called_wrong_and_one_that_is_off_by_a_millionth_is(name, monkeypatch):
+    op = declared(RIGHT[name])
+    true = op.backward.reference
+    for factor in (1.000001, np.nan):
+        with monkeypatch.context() as patch:
+            patch.setattr(op.backward, "reference", true_but(true, lambda x, factor=factor: x * factor))
+            with pytest.raises(UserError, match="disagrees with the slope of its forward"):
+                op.judge()
     op.judge()
     assert op.judged
-
-
-@pytest.mark.parametrize("function", RIGHT)
-def test_a_gradient_that_is_off_by_a_millionth_is_called_wrong(function, monkeypatch):
-    declared = [ARGUMENTS[n] for n in function.__code__.co_varnames[: function.__code__.co_argcount]]
-    op = differentiable(*declared)(function)
-    true = op.backward.reference
-    monkeypatch.setattr(op.backward, "reference", true_but(true, lambda x: x * 1.000001))
-    with pytest.raises(UserError, match="disagrees with the slope of its forward"):
-        op.judge()
-    monkeypatch.setattr(op.backward, "reference", true_but(true, lambda x: x * np.nan))
-    with pytest.raises(UserError, match="disagrees with the slope of its forward"):
-        op.judge()
 
 
 def true_but(reference, change):
