@@ -5,6 +5,7 @@ here.
 """
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from golden.compare_lora import ADAMW, CASES, WHOLE, T, engine_of, golden, sized_as
 from golden.compare_lora import CASE as LLAMA
+from safetensors.numpy import load_file, save_file
 
 from cpuopt import cli, models, nn
 from cpuopt.building import BuildOptions, build
@@ -24,19 +26,19 @@ from cpuopt.models import from_json, specs
 from cpuopt.nn import Lora
 from cpuopt.program.fuse import usual
 from cpuopt.train import checkpoint, settings
-from cpuopt.weights import merge, open_adapter, open_weights
+from cpuopt.weights import merge, open_adapter, open_weights, save_weights
 
 HERE = Path(__file__).parent / "golden"
 WANT = golden()
+LLAMA_CONFIG = from_json(LLAMA.config())
 
 
 def trained(case, **how):
-    """Losses of twenty steps, the norms of the adapters and some logits after them."""
+    """Losses of twenty steps, and the norms of the adapters after them."""
     engine, _, batch = engine_of(case, **how)
     losses = [engine.step(**batch, **ADAMW).loss for _ in WANT[case]["losses"]]
     arrays = engine.parameters()
-    norms = [np.linalg.norm(arrays[n.removeprefix("transformer.")]) for n in WANT[case]["names"]]
-    return losses, norms
+    return losses, [np.linalg.norm(arrays[n.removeprefix("transformer.")]) for n in WANT[case]["names"]]
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
@@ -100,9 +102,8 @@ def test_steps_change_the_adapters_alone_and_a_frozen_weight_is_bfloat16_alone()
         assert changed == {n for n in before if "lora_" in n} == {p.name for p in engine.program.trained}
         plans[dtype] = sum(p.nbytes for p in engine.program.parameters if not p.trained)
         narrow = {p.name for p in engine.program.parameters if p.dtype == "bfloat16"}
-        assert narrow == (
-            {n for n in config.shapes() if "proj.weight" in n or "head" in n} if dtype != "float32" else set()
-        )
+        read = {n for n in config.shapes() if "proj.weight" in n or "head" in n}
+        assert narrow == (read if dtype == "bfloat16" else set())
     wide = sum(x.size for n, x in before.items() if n in narrow)
     assert plans["float32"] - plans["bfloat16"] == 2 * wide
 
@@ -130,10 +131,9 @@ def test_what_a_gate_reads_is_kept_in_bfloat16_and_its_result_is_computed_again(
 
 
 def test_dropout_is_in_steps_alone_and_the_same_for_any_threads():
-    engine, _, batch = engine_of("llama", lora=CASES["llama"] + ",dropout=0.5")
+    (engine, _, batch), (again, *_) = (engine_of("llama", lora=CASES["llama"] + ",dropout=0.5") for _ in range(2))
     first = engine.step(**batch, **ADAMW).loss
     assert engine.forward(**batch) != first
-    again, *_ = engine_of("llama", lora=CASES["llama"] + ",dropout=0.5")
     again.threads = 2
     assert again.step(**batch, **ADAMW).loss == first
     for one in (engine, again):
@@ -164,9 +164,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("text", READ)
-def test_a_text_is_read(text):
-    assert Lora.parse(text) == READ[text]
+def test_a_text_is_read():
+    assert {text: Lora.parse(text) for text in READ} == READ
 
 
 @pytest.mark.parametrize("text", REFUSED)
@@ -179,11 +178,9 @@ def test_targets_are_layers_of_the_model():
     module = models.parse("llama-tiny").module()
     with pytest.raises(UserError, match="no linear layer is named 'c_attn'; known: all, q_proj"):
         nn.add_adapters(module, Lora(targets=("q_proj", "c_attn")))
-    untied = from_json(LLAMA.config())
-    layers = nn.add_adapters(untied.module(), Lora(), untied.head)
-    assert len(layers) == 14
-    assert not any("head" in name for name in layers)
-    assert nn.add_adapters(untied.module(), Lora(targets=("lm_head",)), untied.head) == ["lm_head"]
+    layers = nn.add_adapters(LLAMA_CONFIG.module(), Lora(), LLAMA_CONFIG.head)
+    assert (len(layers), [name for name in layers if "head" in name]) == (14, [])
+    assert nn.add_adapters(LLAMA_CONFIG.module(), Lora(targets=("lm_head",)), LLAMA_CONFIG.head) == ["lm_head"]
     for name in ("llama-tiny", "gpt2-tiny"):  # whose heads are the embedding; refused before any step
         with pytest.raises(UserError, match="the weight of 'lm_head' is that of another layer"):
             nn.add_adapters(models.parse(name).module(), Lora(targets=("lm_head",)))
@@ -195,10 +192,7 @@ def test_targets_are_layers_of_the_model():
 @pytest.fixture
 def base(tmp_path):
     """A directory with the base model of the golden adapter."""
-    from cpuopt.weights import save_weights
-
-    config = from_json(LLAMA.config())
-    save_weights(tmp_path / "base", config, LLAMA.params().__getitem__)
+    save_weights(tmp_path / "base", LLAMA_CONFIG, LLAMA.params().__getitem__)
     return tmp_path / "base"
 
 
@@ -235,7 +229,7 @@ def change(folder, **config):
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
 
 
-HOSTILE = {
+CONFIGS = {
     "peft_type": ({"peft_type": "IA3"}, "peft_type is 'IA3'; expected 'LORA'"),
     "bias": ({"bias": "all"}, "bias is 'all'; expected 'none'"),
     "init": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
@@ -249,21 +243,10 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_an_adapter_that_is_not_computed_is_refused(adapter, case):
-    given, error = HOSTILE[case]
-    change(adapter, **given)
-    with pytest.raises(UserError, match=error):
-        open_adapter(adapter, from_json(LLAMA.config()))
-
-
-def rewritten(folder, edit):
-    from safetensors.numpy import load_file, save_file
-
-    path = folder / "adapter_model.safetensors"
+def rewritten(path, edit, metadata=None):
     tensors = load_file(path)
     edit(tensors)
-    save_file(tensors, path)
+    save_file(tensors, path, metadata)
 
 
 A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -277,17 +260,21 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("case", TENSORS)
-def test_wrong_tensors_of_an_adapter_are_refused(adapter, case):
-    edit, error = TENSORS[case]
-    rewritten(adapter, edit)
+@pytest.mark.parametrize("case", [*CONFIGS, *TENSORS])
+def test_an_adapter_that_is_not_computed_is_refused(adapter, case):
+    if case in CONFIGS:
+        given, error = CONFIGS[case]
+        change(adapter, **given)
+    else:
+        edit, error = TENSORS[case]
+        rewritten(adapter / "adapter_model.safetensors", edit)
     with pytest.raises(UserError, match=error):
-        open_adapter(adapter, from_json(LLAMA.config()))
+        open_adapter(adapter, LLAMA_CONFIG)
 
 
 @pytest.mark.parametrize("large", [1e25, 1e38])
 def test_an_adapter_whose_product_overflows_is_named(base, adapter, tmp_path, capfd, large):
-    rewritten(adapter, lambda tensors: [t.fill(large) for t in tensors.values()])
+    rewritten(adapter / "adapter_model.safetensors", lambda tensors: [t.fill(large) for t in tensors.values()])
     for command in (
         ["generate", "--init", str(base), "--adapter", str(adapter), "--threads", "1", "--max-tokens", "1"],
         ["convert", str(adapter), str(tmp_path / "out"), "--merge", "--base", str(base)],
@@ -299,19 +286,12 @@ def test_an_adapter_whose_product_overflows_is_named(base, adapter, tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def test_an_adapter_names_its_base_where_a_model_is_wanted(adapter):
-    path = adapter / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "org/base-1B"}))
-    with pytest.raises(UserError, match="is an adapter, which needs its base model 'org/base-1B': name that"):
-        open_weights(adapter)
-
-
-def test_an_adapter_is_no_model_and_says_what_it_is(adapter, tmp_path, capsys):
+def test_an_adapter_is_no_model_and_says_what_it_is_and_needs(adapter, tmp_path, capsys):
     with pytest.raises(UserError, match="is an adapter, which needs its base model"):
         open_weights(adapter)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no adapter_config\.json"):
-        open_adapter(tmp_path / "empty", from_json(LLAMA.config()))
+        open_adapter(tmp_path / "empty", LLAMA_CONFIG)
     for source, base, error in (
         (str(adapter), [], "names the base model None, which is not here; give it with --base"),
         ("nowhere", ["--base", "x"], "there is no 'nowhere'"),
@@ -319,6 +299,9 @@ def test_an_adapter_is_no_model_and_says_what_it_is(adapter, tmp_path, capsys):
         assert cli.main(["convert", source, str(tmp_path / "out"), "--merge", *base]) == 2
         assert error in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    change(adapter, base_model_name_or_path="org/base-1B")
+    with pytest.raises(UserError, match="is an adapter, which needs its base model 'org/base-1B': name that"):
+        open_weights(adapter)
 
 
 # Runs
@@ -421,16 +404,14 @@ def test_a_base_model_that_has_changed_is_refused(made, tmp_path):
     there = checkpoint.newest(root / "bf16-run")
     shutil.rmtree(root / "base")
     shutil.copytree(made / "base", root / "base")
-    rewritten_base = root / "base" / "model.safetensors"
-    from safetensors.numpy import load_file, save_file
-
-    tensors = load_file(rewritten_base)
-    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] += 1
-    save_file(tensors, rewritten_base, {"format": "pt"})
+    up = "model.layers.0.mlp.up_proj.weight"
+    rewritten(
+        root / "base" / "model.safetensors", lambda t: t[up].__setitem__((0, 0), t[up][0, 0] + 1), {"format": "pt"}
+    )
     read = there.initial(there.config, {"init": str(root / "base")})
     assert read("model.layers.0.mlp.gate_proj.weight").shape == (160, 64)
-    with pytest.raises(UserError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight' is not what it was"):
-        read("model.layers.0.mlp.up_proj.weight")
+    with pytest.raises(UserError, match=rf"'{re.escape(up)}' is not what it was"):
+        read(up)
     assert "bf16:" in state.read_text()
 
 
