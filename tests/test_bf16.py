@@ -15,14 +15,14 @@ import pytest
 import cpuopt
 from cpuopt import Choice, models, nn, ops
 from cpuopt import functional as F
-from cpuopt.building import build
-from cpuopt.check.cases import MANY, MORE, ODD, SMALL, case, other_types
+from cpuopt.check.cases import MANY, MORE, ODD, SMALL, Case, arguments, case, other_types
 from cpuopt.check.check import check
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.registry import Kernel
+from cpuopt.kernels.toolkit import threads
 from cpuopt.kernels.toolkit.epilogue import copy_weights
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.pairs import load_pair
@@ -47,17 +47,15 @@ def convert_vectors(to, x):
         store(to, i, load(x, i))
 
 
+convert_past_the_caches = jit.helper()(lambda to, x: copy_weights(to, x, True))
+
+
 def floats(n=1 << 18):
     """Numbers of all sizes, halves of units in the last place of a bfloat16, and those that are not finite."""
     rng = np.random.default_rng(0)
     some = rng.integers(0, 1 << 32, n, dtype=np.uint32)
     some[: n // 4] = some[: n // 4] & 0xFFFF0000 | 0x8000
     return np.concatenate([some.view(F32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, 3.4e38] * 8, F32)])
-
-
-@jit.helper()
-def convert_past_the_caches(to, x):
-    copy_weights(to, x, True)
 
 
 def at_a_line(n, dtype=BF16):
@@ -164,9 +162,7 @@ def test_a_product_has_the_bits_of_its_definition(tile):
     a, b, x, panel = drawn_words(np.random.default_rng(2))
     got, want = multiplied(tile, x, panel), defined(a, b)
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
-    swapped = defined(
-        a.reshape(MR, -1, 2)[:, :, ::-1].reshape(a.shape), b.reshape(NR, -1, 2)[:, :, ::-1].reshape(b.shape)
-    )
+    swapped = defined(*(x.reshape(len(x), -1, 2)[:, :, ::-1].reshape(x.shape) for x in (a, b)))
     assert (got != swapped).any()  # the order of the two is part of the definition
 
 
@@ -262,11 +258,8 @@ def test_what_products_read_is_bfloat16_and_the_rest_is_float32():
     assert not any("attention.out.bfloat16" in name for name in half)
     assert not {"h.0.residual.out", "h.0.attn.c_proj.matmul.out", "h.0.ln_1.layernorm.rstd"} & half
     for call in program.calls:
-        types = {
-            call.args[a.name].dtype
-            for a in call.op.arrays
-            if a.kind == "in" and "bfloat16" in a.types and call.args[a.name]
-        }
+        half = (call.args[a.name] for a in call.op.arrays if a.kind == "in" and "bfloat16" in a.types)
+        types = {value.dtype for value in half if value}
         assert call.op is ops.copy or len(types) <= 1, call  # a product reads both operands in one type
 
 
@@ -275,36 +268,35 @@ def bits_on(threads):
     return [losses_of(engine), {n: zlib.crc32(x) for n, x in weights_of(engine).items()}]
 
 
+def in_a_process(call, **environ):
+    """What a function of this module gives in a process of its own."""
+    code = f"import json, test_bf16; print(json.dumps(test_bf16.{call}))"
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    env = {**os.environ, "PYTHONPATH": path, **environ}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
 def test_the_bits_do_not_depend_on_threads():
     alone, *others = (bits_on(threads) for threads in (1, 2, 3))
-    five = [sys.executable, "-c", "import json, test_bf16; print(json.dumps(test_bf16.bits_on(5)))"]
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    started = {**os.environ, "NUMBA_NUM_THREADS": "5", "PYTHONPATH": path}  # more than this process started with
-    done = subprocess.run(five, env=started, capture_output=True, text=True, check=True)
-    assert [*others, json.loads(done.stdout)] == [alone] * 3
+    five = in_a_process("bits_on(5)", NUMBA_NUM_THREADS="5")  # more than this process started with
+    assert [*others, five] == [alone] * 3
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
 def test_micro_batches_and_ranks_have_the_bits_of_one_another(moments):
-    first, *more = batches(4)
+    given = batches(4)
 
-    def alone():
-        engine = engine_of(two_pass=True, micro_batches=4, moments=moments)
+    def on_rank(comm=None):
+        size, rank = (comm.size, comm.rank) if comm else (1, 0)
+        n = 4 // size
+        engine = engine_of(two_pass=True, micro_batches=n, moments=moments, **({"comm": comm} if comm else {}))
+        first, *more = given[n * rank : n * rank + n]
         for _ in range(3):
             engine.step(lr=1e-3, more=more, **first)
         return weights_of(engine)
 
-    def on_rank(comm):
-        n = 4 // comm.size
-        engine = engine_of(two_pass=True, micro_batches=n, comm=comm, moments=moments)
-        mine = [first, *more][n * comm.rank : n * comm.rank + n]
-        for _ in range(3):
-            engine.step(lr=1e-3, more=mine[1:], **mine[0])
-        return weights_of(engine)
-
-    want = alone()
-    for got in [*Team(2).run(on_rank), *Team(4).run(on_rank)]:
-        assert got == want
+    assert [*Team(2).run(on_rank), *Team(4).run(on_rank)] == [on_rank()] * 6
 
 
 def test_a_weight_that_is_written_is_read():
@@ -341,9 +333,7 @@ def copies_behind(engine):
 
 def test_a_weights_update_writes_its_copy():
     engine = engine_of()
-    assert not [
-        c for c in engine.program.phase("backward", "update") if c.op is ops.copy and c.args["inp"].group == "parameter"
-    ]
+    assert not copies_behind(engine)
     for batch in batches(3):
         engine.step(lr=1e-3, **batch)
     for call in engine.program.phase("convert"):
@@ -388,19 +378,15 @@ def test_a_copy_that_is_one_step_old_is_noticed(monkeypatch):
 @pytest.mark.parametrize("swaps", [["matmul_forward@h.0.*=blas"], ["*_backward*=generated"]])
 def test_a_kernel_without_bfloat16_is_fed_float32(swaps):
     engine = engine_of(choice=Choice("optimized", swaps), fuse=())
-    for bound in engine.calls:
-        if bound.kernel.variant == "blas":
-            assert not bound.call.types
+    assert not any(bound.call.types for bound in engine.calls if bound.kernel.variant == "blas")
     np.testing.assert_allclose(losses_of(engine, 3), losses_of(engine_of(dtype="float32"), 3), rtol=2e-3)
 
 
 def test_a_frozen_head_is_read_as_its_copy():
-    engine = engine_of(freeze=["wte.*"], two_pass=True)
-    before = weights_of(engine)["wte.weight"]
-    np.testing.assert_allclose(
-        losses_of(engine, 3), losses_of(engine_of(dtype="float32", freeze=["wte.*"]), 3), rtol=2e-3
-    )
-    assert weights_of(engine)["wte.weight"] == before
+    half, whole = (engine_of(freeze=["wte.*"], two_pass=t == "bfloat16", dtype=t) for t in ("bfloat16", "float32"))
+    before = weights_of(half)["wte.weight"]
+    np.testing.assert_allclose(losses_of(half, 3), losses_of(whole, 3), rtol=2e-3)
+    assert weights_of(half)["wte.weight"] == before
 
 
 class Bigrams(nn.Module):
@@ -431,17 +417,13 @@ def test_memory_has_two_bytes_more_for_each_weight_that_a_product_reads():
     assert plans[0]["parameters"] == plans[1]["parameters"] == 4 * config.n_params
 
 
-def test_an_unknown_type_is_refused():
-    config = models.parse("gpt2-tiny")
-    with pytest.raises(Exception, match="dtype 'bf16': expected 'float32' or 'bfloat16'"):
-        build(config.module(), config.specs(1, 8), dtype="bf16")
-
-
-def test_a_storage_type_says_all_about_itself():
+def test_a_storage_type_says_all_about_itself_and_an_unknown_one_is_refused():
     half = storage("bfloat16")
     assert (half.bytes, half.is_float, half.computes) == (2, True, "float32")
     assert np.isnan(np.array(half.nan(0x7FC0F111), np.uint16).view(ml_dtypes.bfloat16))
     assert {k.variant for k in registry.KERNELS.values() if k.others} == {"optimized", "rows"}
+    with pytest.raises(Exception, match="dtype 'bf16': expected 'float32' or 'bfloat16'"):
+        engine_of(dtype="bf16")
 
 
 @pytest.mark.parametrize(
@@ -464,35 +446,11 @@ def test_every_call_is_judged_at_its_own_size_and_types():
     assert engine.profile(steps=1).profile.steps == 1
 
 
-SCRIPT = """
-import numpy as np
-
-from cpuopt import ops
-from cpuopt.check.cases import Case, arguments
-from cpuopt.kernels import registry
-from cpuopt.kernels.toolkit import threads
-from cpuopt.kernels.toolkit.simd import HOST
-from cpuopt.ops.storage import TYPES
-
-
-def bits_of(op, sizes, types):
-    kernel = registry.find(op, "optimized").of(types)
-    kernel.compile()
-    given = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5))
-    args = []
-    for a in kernel.op.args:
-        args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
-    work = [np.zeros(shape, TYPES[dtype].dtype) for shape, dtype in kernel.work(sizes).values()]
-    threads.set_threads(1)
-    kernel.direct().function(*args, *work)
-    return b"".join(given[a.name].tobytes() for a in kernel.op.written).hex()
-
-
 def of(*names):
     return dict.fromkeys(names, "bfloat16")
 
 
-def every():
+def every_call():
     for T, C, NH in ((70, 32, 2), (37, 15, 3)):
         size = {"B": 1, "T": T, "C": C, "NH": NH}
         yield "attention_forward", size, of("qkv", "out")
@@ -506,22 +464,27 @@ def every():
         yield "matmul_backward_weight", size, of("dout", "inp")
 
 
-def main():
-    return [[HOST.dot], *(bits_of(*one) for one in every())]
-"""
+def bits_of_calls():
+    """Whether there is an instruction, and what each call writes on one thread."""
+    found = [HOST.dot]
+    for op, sizes, types in every_call():
+        kernel = registry.find(op, "optimized").of(types)
+        kernel.compile()
+        given, args = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5)), []
+        for a in kernel.op.args:
+            args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
+        work = [np.zeros(shape, TYPES[dtype].dtype) for shape, dtype in kernel.work(sizes).values()]
+        threads.set_threads(1)
+        kernel.direct().function(*args, *work)
+        found.append(b"".join(given[a.name].tobytes() for a in kernel.op.written).hex())
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HOST.dot, reason="this processor has no instruction for pairs of bfloat16")
 def test_products_and_attention_have_the_same_bits_without_the_instruction():
-    def run(**env):
-        code = f"{SCRIPT}\nimport json\nprint(json.dumps(main()))"
-        child = [sys.executable, "-c", code]
-        done = subprocess.run(child, env={**os.environ, **env}, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
-
-    (dot,), *mine = run()
-    (other,), *theirs = run(CPUOPT_TARGET="znver4")  # a tile without the instruction
+    dot, *mine = in_a_process("bits_of_calls()")
+    other, *theirs = in_a_process("bits_of_calls()", CPUOPT_TARGET="znver4")  # a tile without the instruction
     assert (dot, other) == (True, False)
     assert mine == theirs
 
