@@ -1,15 +1,11 @@
 """What comparing with a reference does not see: machine code, bits, NaN, and the vectors that kernels are made of."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import ml_dtypes
 import numba
@@ -44,56 +40,24 @@ FEW = {  # one logarithm a row, two powers a call
 }
 VECTORS = re.compile(r"\sv(?!mov|broadcast|xor)\w+ps\s.*%ymm")
 CORE = {  # what the busiest loop is made of; see the formulas
-    "embedding_forward": "vaddps",
-    "embedding_backward": "vaddps",
-    "embedding_update": "vsqrtps",
-    "residual_layernorm_forward": "vfn?m",
-    "layernorm_forward": "vfn?m",
-    "layernorm_backward": "vfn?m",
-    "attention_forward": "vfmadd",
-    "attention_backward": "vfmadd",
-    "attention_decode": "vfmadd",
-    "gqa_forward": "vfmadd",
-    "gqa_backward": "vfmadd",
-    "gqa_decode": "vfmadd",
-    "gelu_forward": "vdivps",
-    "gelu_backward": "vdivps",
-    "residual_forward": "vaddps",
-    "residual_backward": "vaddps",
-    "rmsnorm_forward": "vmulps",
-    "rmsnorm_backward": "vfn?m",
-    "residual_rmsnorm_forward": "vmulps",
-    "rope_forward": "vfn?m",
-    "rope_backward": "vfn?m",
-    "rope_decode": "vfn?m",
-    "silu_forward": "vdivps",
-    "silu_backward": "vdivps",
-    "swiglu_forward": "vdivps",
-    "swiglu_backward": "vdivps",
-    "geglu_forward": "vdivps",
-    "geglu_backward": "vdivps",
-    "mul_forward": "vmulps",
-    "mul_backward": "vmulps",
-    "scale_forward": "vmulps",
-    "scale_backward": "vmulps",
-    "softmax_forward": "vfn?m",
-    "softmax_backward": "vfn?m",
-    "cross_entropy_forward": "vfn?m",
-    "cross_entropy_backward": "vfn?m",
-    "classifier_forward": "vfmadd",
-    "classifier_backward": "vfmadd",
-    "classifier_update": "vsqrtps",
-    "sumsq": "vfmadd",
-    "adamw": "vsqrtps",
-    **{
-        op: "vfn?m"
-        for name in ("sgd", "lion")
-        for op in (name, f"embedding_update_{name}", f"classifier_update_{name}")
-    },
+    op: instruction
+    for instruction, names in {
+        "vaddps": "embedding_forward embedding_backward residual_forward residual_backward",
+        "vsqrtps": "embedding_update classifier_update adamw",
+        "vdivps": "gelu_forward gelu_backward silu_forward silu_backward swiglu_forward swiglu_backward geglu_forward "
+        "geglu_backward",
+        "vmulps": "rmsnorm_forward residual_rmsnorm_forward mul_forward mul_backward scale_forward scale_backward",
+        "vfmadd": "attention_forward attention_backward attention_decode gqa_forward gqa_backward gqa_decode "
+        "classifier_forward classifier_backward sumsq",
+        "vfn?m": "residual_layernorm_forward layernorm_forward layernorm_backward rmsnorm_backward rope_forward "
+        "rope_backward rope_decode softmax_forward softmax_backward cross_entropy_forward cross_entropy_backward "
+        "sgd embedding_update_sgd classifier_update_sgd lion embedding_update_lion classifier_update_lion",
+    }.items()
+    for op in names.split()
 }
 
 
-def innermost_loops(text: str) -> Iterator[str]:
+def innermost_loops(text):
     """From a label to a jump back to it, with no such jump between."""
     lines = text.splitlines()
     labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
@@ -109,30 +73,30 @@ def innermost_loops(text: str) -> Iterator[str]:
 
 
 @cache
-def root_of_one_number() -> set[str]:
+def root_of_one_number():
     """What numba calls for one square root, as after the sum of a row: nothing, or with older versions libm."""
     root = numba.njit(lambda x: np.sqrt(x))
     root(F32(2)), root(2.0)
     return set(LIBM.findall("".join(root.inspect_asm().values())))
 
 
-def vector_loops(op: str, variant: str = "optimized") -> list[str]:
+def vector_loops(op, variant="optimized"):
     return [loop for loop in innermost_loops(assembly(op, variant)) if VECTORS.search(loop)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_no_libm_but_a_logarithm_a_row(op: ops.Op) -> None:
+def test_no_libm_but_a_logarithm_a_row(op):
     called = set(LIBM.findall(assembly(op.name, "optimized")))
     assert called - root_of_one_number() == FEW.get(op.name, set())
 
 
-def test_libm_is_seen() -> None:
+def test_libm_is_seen():
     assert set(LIBM.findall(assembly("gelu_forward", "vanilla"))) == {"tanhf"}
 
 
 @avx2
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_hot_loops_are_vector_code(op: ops.Op) -> None:
+def test_hot_loops_are_vector_code(op):
     loops = vector_loops(op.name)
     assert any(re.search(rf"\s{CORE[op.name]}\w*\s.*%ymm", loop) for loop in loops)
     for loop in loops:
@@ -141,7 +105,7 @@ def test_hot_loops_are_vector_code(op: ops.Op) -> None:
 
 
 @avx2
-def test_a_scalar_loop_is_seen() -> None:
+def test_a_scalar_loop_is_seen():
     assert not any("vdivps" in loop for loop in vector_loops("gelu_forward", "vanilla"))
 
 
@@ -161,7 +125,7 @@ print("the same bits")
 """
 
 
-def test_same_bits_on_seven_threads() -> None:
+def test_same_bits_on_seven_threads():
     env = {**os.environ, "NUMBA_NUM_THREADS": "7", "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, "-c", MANY]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
@@ -171,7 +135,7 @@ def test_same_bits_on_seven_threads() -> None:
 # NaN and infinity -----------------------------------------------------------------------------------------------------
 
 
-def call(op: ops.Op, given: dict[str, Any], sizes: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+def call(op, given, sizes):
     kernel = KERNELS[op.name, "optimized"]
     args = []
     for a in op.args:
@@ -182,7 +146,7 @@ def call(op: ops.Op, given: dict[str, Any], sizes: dict[str, int]) -> dict[str, 
     return {a.name: given[a.name] for a in op.written}
 
 
-def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
+def prepared(op):
     """Arguments in which the first and the last element of every input matter."""
     on = case(op, SIZES)
     given = arguments(op, on, np.random.default_rng(0))
@@ -191,9 +155,8 @@ def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
             ids = given[a.name]
             ids[ids < 0] = 1
             ids.flat[0], ids.flat[-1] = 0, a.below(on.sizes) - 1
-    given |= {
-        name: type(given[name])(0) for name in ("window", "cap") if name in given
-    }  # a cap makes an infinite score finite
+    # a cap makes an infinite score finite
+    given |= {name: type(given[name])(0) for name in ("window", "cap") if name in given}
     if "position" in given:  # behind the first of the cache, which is read then
         given["position"] = on.sizes["S"] - on.sizes["T"] if "S" in on.sizes else given["position"]
     return on, given
@@ -204,7 +167,7 @@ INPUTS = [(op, a.name) for op in OPS for a in op.args if a.kind in ("in", "state
 
 @pytest.mark.parametrize(("B", "alone"), [(1, True), (3, False)])
 @pytest.mark.parametrize("op", [ops.attention_decode, ops.gqa_decode], ids=str)
-def test_few_queries_are_right_on_one_thread_and_on_all(op: ops.Op, B: int, alone: bool) -> None:
+def test_few_queries_are_right_on_one_thread_and_on_all(op, B, alone):
     found = case(op, {"B": B, "T": 15, "C": 384, "NH": 6, "NKV": 2} if op is ops.gqa_decode else MHA | {"B": B})
     assert (8 * B * 15 * 128 * found.sizes["S"] < SMALL) is alone
     assert check(KERNELS[op.name, "optimized"], found).verdict == "PASS"
@@ -212,7 +175,7 @@ def test_few_queries_are_right_on_one_thread_and_on_all(op: ops.Op, B: int, alon
 
 @pytest.mark.parametrize("T", [9, 16, 130])
 @pytest.mark.parametrize("name", ["gqa_forward", "gqa_backward", "gqa_decode"])
-def test_attention_is_that_of_key_heads_repeated(name: str, T: int) -> None:
+def test_attention_is_that_of_key_heads_repeated(name, T):
     """Key heads that are repeated for their query heads give the same bits; dk and dv are sums in the heads' order."""
     op, rep = ops.ALL[name], 3
     grouped = case(op, {"B": 2, "T": T, "C": 6 * 33, "NH": 6, "NKV": 2, "S": T + 70}).sizes
@@ -220,17 +183,13 @@ def test_attention_is_that_of_key_heads_repeated(name: str, T: int) -> None:
     if "position" in given:
         given["position"] = 70  # more keys than a group takes at a time
 
-    def repeated(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def repeated(x):
         if x.ndim == 4:
             return np.repeat(x, rep, axis=1)
         return np.repeat(x.reshape(2, T, 2, 33), rep, axis=2).reshape(2, T, -1)
 
-    single = {
-        n: repeated(x) if n in ("k", "v", "dk", "dv", "keys", "values") else x.copy()
-        for n, x in given.items()
-        if not np.isscalar(x)
-    }
-    single |= {n: x for n, x in given.items() if np.isscalar(x)}
+    keys = {n: repeated(given[n]) for n in ("k", "v", "dk", "dv", "keys", "values") if n in given}
+    single = {n: x if np.isscalar(x) else x.copy() for n, x in given.items()} | keys
     got, want = call(op, given, dict(grouped)), call(op, single, dict(grouped) | {"NKV": 6})
     for n, x in want.items():
         if n in ("dk", "dv"):
@@ -250,17 +209,12 @@ READ = {
     ("embedding_forward", "wpe"): (0,),
 }
 """Of the first element and the last, those that are read, where it is not both."""
-RIGHTLY_FINITE = {
-    ("cross_entropy_backward", "lse"),
-    ("attention_backward", "lse"),
-    ("gqa_backward", "lse"),
-    ("gqa_forward", "k"),
-}
+RIGHTLY_FINITE = {("gqa_forward", "k")} | {(f"{op}_backward", "lse") for op in ("cross_entropy", "attention", "gqa")}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
 @pytest.mark.parametrize(("op", "name"), INPUTS, ids=[f"{op.name}-{name}" for op, name in INPUTS])
-def test_what_is_not_finite_shows(op: ops.Op, name: str, bad: float) -> None:
+def test_what_is_not_finite_shows(op, name, bad):
     if bad == np.inf and (op.name, name) in RIGHTLY_FINITE:
         pytest.skip("the formula makes it zero")
     for where in READ.get((op.name, name), (0, -1)):
@@ -271,7 +225,7 @@ def test_what_is_not_finite_shows(op: ops.Op, name: str, bad: float) -> None:
         assert any(not np.isfinite(x).all() for x in found.values()), (op.name, name, where)
 
 
-def test_finite_stays_finite() -> None:
+def test_finite_stays_finite():
     for op in OPS:
         on, given = prepared(op)
         assert all(np.isfinite(x).all() for x in call(op, given, dict(on.sizes)).values()), op.name
@@ -280,7 +234,7 @@ def test_finite_stays_finite() -> None:
 # Extremes -------------------------------------------------------------------------------------------------------------
 
 
-def test_gelu_far_out() -> None:
+def test_gelu_far_out():
     x = F32([-np.inf, -1e30, -1e4, -30, -6, -0.0, 0, 30, 1e4, 1e30, np.inf, np.nan] * 3)
     n = {"N": x.size}
     y = call(ops.gelu_forward, {"out": np.empty_like(x), "inp": x}, n)["out"]
@@ -296,7 +250,7 @@ def test_gelu_far_out() -> None:
 
 @pytest.mark.parametrize("spike", [40, 1000, 1e30])
 @pytest.mark.parametrize("at", [3, 290, 300])
-def test_a_maximum_that_the_sample_misses(spike: float, at: int) -> None:
+def test_a_maximum_that_the_sample_misses(spike, at):
     """The row's first 256 numbers, which stand for its maximum, are far below it."""
     x = np.linspace(-1, 1, 301).astype(F32)[None].copy()
     x[0, at] = spike = F32(spike)
@@ -310,7 +264,7 @@ def test_a_maximum_that_the_sample_misses(spike: float, at: int) -> None:
     np.testing.assert_allclose(lse[0], spike + np.log(want.sum()), rtol=1e-6)
 
 
-def test_one_future_token_changes_nothing_before_it() -> None:
+def test_one_future_token_changes_nothing_before_it():
     on, given = prepared(ops.attention_forward)
     before = {n: x.copy() for n, x in call(ops.attention_forward, given, dict(on.sizes)).items()}
     given["qkv"][:, 67:] += 5
@@ -323,25 +277,19 @@ def test_one_future_token_changes_nothing_before_it() -> None:
 # Vectors --------------------------------------------------------------------------------------------------------------
 
 
-@numba.njit
-def exps(out, x):
-    for i in range(0, x.size, LANES):
-        lanes.store(out, i, lanes.exp(lanes.load(x, i)))
+def of_vectors(function):
+    @numba.njit
+    def run(out, x):
+        for i in range(0, x.size, LANES):
+            lanes.store(out, i, function(lanes.load(x, i)))
+
+    return run
 
 
-@numba.njit
-def powers(out, x):
-    for i in range(0, x.size, LANES):
-        lanes.store(out, i, lanes.exp2(lanes.load(x, i)))
+exps, powers, logs = map(of_vectors, (lanes.exp, lanes.exp2, lanes.log))
 
 
-@numba.njit
-def logs(out, x):
-    for i in range(0, x.size, LANES):
-        lanes.store(out, i, lanes.log(lanes.load(x, i)))
-
-
-def exp(x: np.ndarray[Any, Any], function: Any = exps) -> np.ndarray[Any, Any]:
+def applied(function, x):
     padded = np.resize(x, -(-x.size // LANES) * LANES).astype(F32)
     out = np.empty_like(padded)
     function(out, padded)
@@ -351,33 +299,36 @@ def exp(x: np.ndarray[Any, Any], function: Any = exps) -> np.ndarray[Any, Any]:
 NANS = np.uint32([0x7FC00000, 0x7FC0F111, 0xFFC00001, 0x7FFFFFFF]).view(F32)
 
 
-def test_exp2() -> None:
-    x = np.linspace(-126, 127.49, 1_000_001).astype(F32)
-    assert np.abs(exp(x, powers) / np.exp2(x.astype(np.float64)) - 1).max() < 1.3e-7
-    assert (exp(F32([0, -0.0]), powers) == 1).all()
-    assert (exp(F32([-126.6, -127, -1e4, -1e30, -np.inf]), powers) == 0).all()
-    assert (exp(F32([127.6, 128, 1e4, 1e30, np.inf]), powers) == np.inf).all()
-    assert np.isnan(exp(NANS, powers)).all()
+SMALLEST = F32(2.0) ** -np.arange(1, 60)
 
 
-def test_log() -> None:
+@pytest.mark.parametrize(
+    ("function", "want", "x", "zero", "infinite"),
+    [
+        (powers, np.exp2, np.linspace(-126, 127.49, 1_000_001), [-126.6, -127, -1e4], [127.6, 128, 1e4]),
+        (
+            *(exps, np.exp, np.concatenate([np.linspace(-87.6, 88.3, 4_000_001), SMALLEST, -SMALLEST])),
+            *([-87.7, -100], [88.4, 100]),
+        ),
+    ],
+    ids=["exp2", "exp"],
+)
+def test_powers(function, want, x, zero, infinite):
+    x = x.astype(F32)
+    assert np.abs(applied(function, x) / want(x.astype(np.float64)) - 1).max() < 1.3e-7
+    assert (applied(function, F32([0, -0.0])) == 1).all()
+    assert (applied(function, F32([*zero, -1e30, -np.inf])) == 0).all()
+    assert (applied(function, F32([*infinite, 1e30, np.inf])) == np.inf).all()
+    assert np.isnan(applied(function, NANS)).all()
+
+
+def test_log():
     x = np.concatenate([np.linspace(0.5, 3, 1_000_001), np.geomspace(2.0**-126, 2.0**126, 1_000_001)]).astype(F32)
     want = np.log(x.astype(np.float64))
-    assert (np.abs(exp(x, logs) - want) <= 1e-7 * np.abs(want) + 1e-8).all()
-    assert exp(F32([1]), logs)[0] == 0
-    assert np.isnan(exp(NANS, logs)).all()
-    assert not np.isfinite(exp(F32([np.inf]), logs)).any()
-
-
-def test_exp() -> None:
-    x = np.linspace(-87.6, 88.3, 4_000_001).astype(F32)
-    x = np.concatenate([x, F32(2.0) ** -np.arange(1, 60), -(F32(2.0) ** -np.arange(1, 60))])
-    want = np.exp(x.astype(np.float64))
-    assert np.abs(exp(x) / want - 1).max() < 1.3e-7
-    assert (exp(F32([0, -0.0])) == 1).all()
-    assert (exp(F32([-87.7, -100, -1e30, -np.inf])) == 0).all()
-    assert (exp(F32([88.4, 100, 1e30, np.inf])) == np.inf).all()
-    assert np.isnan(exp(NANS)).all()
+    assert (np.abs(applied(logs, x) - want) <= 1e-7 * np.abs(want) + 1e-8).all()
+    assert applied(logs, F32([1]))[0] == 0
+    assert np.isnan(applied(logs, NANS)).all()
+    assert not np.isfinite(applied(logs, F32([np.inf]))).any()
 
 
 @numba.njit
@@ -393,7 +344,7 @@ def shuffle(out, x, n):
 
 
 @pytest.mark.parametrize("n", [-(2**32) + 3, -1, 0, 1, LANES - 1, LANES, LANES + 1, 2**40])
-def test_part_of_a_vector(n: int) -> None:
+def test_part_of_a_vector(n):
     x = np.arange(1, LANES * LANES + 1, dtype=F32)
     out = np.zeros((4 + LANES) * LANES, F32)
     shuffle(out, x, n)
@@ -412,7 +363,7 @@ def test_part_of_a_vector(n: int) -> None:
     [(prefers_tokens, False, 200, 70, 45), (prefers_word_tokens, True, 200, 70, 45)],
     ids=["float32", "bfloat16"],
 )
-def test_which_side_of_a_product_is_packed_changes_no_bit(prefers: Any, half: bool, M: int, K: int, N: int) -> None:
+def test_which_side_of_a_product_is_packed_changes_no_bit(prefers, half, M, K, N):
     """Of many tokens the weight is packed, of few the tokens."""
     kind = ml_dtypes.bfloat16 if half else F32
     forward = KERNELS["matmul_forward", "optimized"].of(dict.fromkeys(("inp", "weight"), "bfloat16") if half else {})
@@ -430,7 +381,7 @@ def test_which_side_of_a_product_is_packed_changes_no_bit(prefers: Any, half: bo
     np.testing.assert_array_equal(*outs)
 
 
-def test_words_are_packed_of_tokens_if_rows_of_the_result_share_places_in_the_cache() -> None:
+def test_words_are_packed_of_tokens_if_rows_of_the_result_share_places_in_the_cache():
     """Their tiles would be written to few places of L1, at half the time of a product of floats."""
     assert not prefers_word_tokens.py_func(1024, 384, 3072)
     assert prefers_word_tokens.py_func(1024, 384, 2304)
@@ -440,7 +391,7 @@ def test_words_are_packed_of_tokens_if_rows_of_the_result_share_places_in_the_ca
 @pytest.mark.parametrize(("M", "N", "C"), [(300, 9, 77), (130, 40, 5), (129, 70, 32)])
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["matmul_backward_weight", "matmul_update"])
-def test_a_gradient_of_few_rows_or_columns(name: str, half: bool, M: int, N: int, C: int) -> None:
+def test_a_gradient_of_few_rows_or_columns(name, half, M, N, C):
     """As an adapter's are: the other side is packed panel by panel, and the product may be transposed."""
     assert is_thin.py_func(M, N, C)
     kernel = KERNELS[name, "optimized"]
@@ -452,9 +403,7 @@ def test_a_gradient_of_few_rows_or_columns(name: str, half: bool, M: int, N: int
 @pytest.mark.parametrize("threads", [1, 2, 16, 64])
 @pytest.mark.parametrize(("most", "unit"), [(48, 1), (48, 16), (112, 16), (384, 32)])
 @pytest.mark.parametrize("total", [1, 5, 32, 128, 288, 511, 512, 576, 768, 3072, 50257])
-def test_pieces_of_a_product_are_even_and_half_of_them_are_half_of_it(
-    total: int, most: int, unit: int, threads: int
-) -> None:
+def test_pieces_of_a_product_are_even_and_half_of_them_are_half_of_it(total, most, unit, threads):
     count = pieces(total, most, unit, 1, threads)
     edges = [piece(i, count, total, unit) for i in range(count + 1)]
     assert (edges[0], edges[-1]) == (0, total)
@@ -471,7 +420,7 @@ def test_pieces_of_a_product_are_even_and_half_of_them_are_half_of_it(
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 @pytest.mark.parametrize("tokens", [1, 255, 256, 257, 600, 768, 2048, 4097])
-def test_tokens_are_cut_into_as_many_pieces_for_each_thread(tokens: int, threads: int) -> None:
+def test_tokens_are_cut_into_as_many_pieces_for_each_thread(tokens, threads):
     count, needed = token_pieces(tokens, 256, threads), -(-tokens // 256)
     assert largest(count, tokens, 16) <= 256
     assert count % threads == 0 if needed >= threads else count == needed
