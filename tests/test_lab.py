@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
@@ -139,11 +141,25 @@ def test_new_kernel_leaves_no_empty_file_on_a_full_disk(monkeypatch, capsys):
 # A round --------------------------------------------------------------------------------------------------------------
 
 
+def write(body, name="mine.py"):
+    Path(name).write_text(KERNEL.format(body=body))
+    return Path(name)
+
+
 def one_round(body, limit_s=60.0, **kw):
-    Path("mine.py").write_text(KERNEL.format(body=body))
-    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
+    plan = session.RoundPlan(write(body), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
     screen = report.Screen(plan, live=False, quiet=True)
     return session.work(plan, ROOFS, screen), screen
+
+
+def a_row(*said, op="gelu_forward", variant="mine", **more):
+    """A kernel of a round, and what was said of its stages."""
+    return session.KernelRow(op, variant, "optimized", *said, **more)
+
+
+def printed(page, width):
+    Console(file=(out := io.StringIO()), width=width).print(page)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def test_a_right_kernel_goes_through_all_stages():
@@ -183,23 +199,16 @@ def test_a_kernel_that_never_ends_is_ended():
 
 
 def test_a_comparison_looks_as_often_as_elsewhere():
-    class Told:
-        kernels = ()
-
-        def ask(self, do, **more):
-            return more
-
-    plan = session.RoundPlan(Path("mine.py"), rounds=120)
-    asked = session._compare(
-        plan, session.KernelRow("gelu_forward", "mine", session.default("gelu_forward")), Told(), False
-    )
+    told = SimpleNamespace(kernels=(), ask=lambda do, **more: more)
+    row = session.KernelRow("gelu_forward", "mine", session.default("gelu_forward"))
+    asked = session._compare(session.RoundPlan(Path("mine.py"), rounds=120), row, told, False)
     assert (asked["analyses"], asked["variants"]) == ([12, 24, 48, 96, 120], ["optimized", "mine"])
 
 
 def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
     plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1)
-    done = session.KernelRow("gelu_forward", "mine", "optimized", dict.fromkeys(session.STAGES, "PASS"))
-    under_way = session.KernelRow("gelu_forward", "other", "optimized", {"check": "PASS"}, now="alone")
+    done = a_row(dict.fromkeys(session.STAGES, "PASS"))
+    under_way = a_row({"check": "PASS"}, variant="other", now="alone")
     assert [session.whole(rows) for rows in ([], [done], [done, under_way])] == [False, True, False]
     assert verb.keep(Path("runs"), plan, [done, under_way]) is None
     assert not Path("runs").exists()
@@ -220,7 +229,7 @@ def test_a_file_that_cannot_be_loaded_is_said():
 
 
 def test_once_tells_all_as_json(capsys):
-    Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2; out[0] += 1"))
+    write("out[...] = inp1 + inp2; out[0] += 1")
     assert cli.main(["lab", "mine.py", "--once", "--model", "gpt2-tiny", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     (k,) = found["kernels"]
@@ -241,7 +250,7 @@ def test_once_tells_all_as_json(capsys):
 
 def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_runs(monkeypatch, capsys):
     monkeypatch.setattr(machine, "roofs", lambda n, say: pytest.fail("the machine was measured"))
-    Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2"))
+    write("out[...] = inp1 + inp2")
     for flags in ([], ["--once"]):
         assert cli.main(["lab", "mine.py", "--against", "nope", *flags]) == 2
         known = "residual_forward has no such variant; known: mine, optimized, vanilla\n"
@@ -252,12 +261,8 @@ def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_
 
 
 def test_the_screen_has_a_line_for_each_stage():
-    row = session.KernelRow(
-        "gelu_forward", "mine", "optimized", {"check": "PASS, 3 cases", "alone": "slower: [x]"}, "", "roof"
-    )
-    out = io.StringIO()
-    Console(file=out, width=80).print(report.Screen(session.RoundPlan(Path("mine.py")), live=False).page([row]))
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    row = a_row({"check": "PASS, 3 cases", "alone": "slower: [x]"}, "", "roof")
+    lines = printed(report.Screen(session.RoundPlan(Path("mine.py")), live=False).page([row]), 80)
     assert lines[0].startswith("mine.py · gpt2-124M · 4x64 · 1 thread · ")
     assert lines[2:] == [
         "gelu_forward[mine] against optimized",
@@ -268,7 +273,7 @@ def test_the_screen_has_a_line_for_each_stage():
 
 
 def test_a_round_tells_how_far_its_check_is():
-    Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2; assert len(out) < 1000"))
+    write("out[...] = inp1 + inp2; assert len(out) < 1000")
     seen = []
 
     class Watched(session.RoundView):
@@ -290,12 +295,8 @@ def test_a_comparison_tells_its_rounds_but_not_often(monkeypatch):
         return 1.0 + len(told) % 2
 
     for seconds in (0.3, 0.1):  # three trials a round
-        compare(
-            lambda s=seconds: trial(s),
-            lambda s=seconds: trial(s),
-            analyses=[6],
-            tick=ab.rounds_told(told.append, "N=4"),
-        )
+        side = partial(trial, seconds)
+        compare(side, side, analyses=[6], tick=ab.rounds_told(told.append, "N=4"))
     assert told == [*(f"N=4, round {i}/6" for i in range(1, 7)), "N=4, round 2/6", "N=4, round 4/6", "N=4, round 6/6"]
 
 
@@ -304,11 +305,8 @@ def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
     for since, ms in (("10:00:00", 0.5), ("10:01:00", 0.25), ("10:02:00", 0.75)):
         screen.since = since
         found = {"alone": {"b_ms": ms, "verdict": "slower"}}
-        screen.rows([session.KernelRow("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
-    row = session.KernelRow("gelu_forward", "mine", "optimized", now="check", progress="7/25")
-    out = io.StringIO()
-    Console(file=out, width=60).print(screen.page([row]))
-    assert [line.rstrip() for line in out.getvalue().splitlines()[3:]] == [
+        screen.rows([a_row({"alone": "x"}, found=found)])
+    assert printed(screen.page([a_row(now="check", progress="7/25")]), 60)[3:] == [
         "  check          7/25",
         "  saves  slower  0.5 ms at 10:00:00",
         "         slower  0.25 ms at 10:01:00, best so far",
@@ -316,7 +314,7 @@ def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
     ]
     for i in range(9):
         screen.since = f"10:03:0{i}"
-        screen.rows([session.KernelRow("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
+        screen.rows([a_row({"alone": "x"}, found=found)])
     listed = [when for when, *_ in screen.earlier("gelu_forward[mine]")]
     assert listed == ["10:01:00", *(f"10:03:0{i}" for i in range(4, 9))]
     screen.saves, screen.since = {"gelu_forward[mine]": {"10:00:00": (0.5, "slower")}}, "10:00:00"
@@ -346,7 +344,7 @@ class Heard(report.Screen):
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_error_after_a_newer_save_is_no_result(monkeypatch, ended):
-    child, row = Mock(ended=False), session.KernelRow("residual_forward", "mine", "optimized")
+    child, row = Mock(ended=False), a_row(op="residual_forward")
     text = "ended, because a newer request replaces it"
 
     def check(*_):
@@ -364,8 +362,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **kw: workers.append(popen(*a, **kw)) or workers[-1])
 
     def save(body):
-        plan.file.write_text(KERNEL.format(body=body))
-        return {(1, str(plan.file.resolve()))}
+        return {(1, str(write(body).resolve()))}
 
     def changes(folder, **kw):
         wait(lambda: screen.seen[-1:] == [[("check", "", {})]] and len(workers) == 2)  # in a kernel that never ends
@@ -394,9 +391,8 @@ def test_saves_while_rounds_go_on(monkeypatch):
     verb.follow(plan, ROOFS, screen, Path("runs"))
     wait(lambda: not any("work" in t.name for t in threading.enumerate()))
     last = screen.seen.index("mine.py is gone")
-    (row,) = screen.seen[-1]
-    assert row[1] == "check"
-    assert row[2]["check"].startswith("out[")
+    ((_, bad, said),) = screen.seen[-1]
+    assert (bad, said["check"][:4]) == ("check", "out[")
     assert all(not x or x[0][0] == "check" or x[0][1] == "check" for x in screen.seen[last + 1 :])
     assert not any("ended" in str(x) for x in screen.seen)
     assert 3 <= len(workers) <= 14
@@ -437,17 +433,19 @@ def test_a_child_that_is_ended_starts_no_more():
     assert child._worker is None
 
 
-def test_ctrl_c_ends_the_screen_and_every_process(tmp_path):
-    Path("mine.py").write_text(KERNEL.format(body="while True: open('runs_here', 'w').close()"))
+def test_ctrl_c_ends_the_screen_and_every_process():
+    write("while True: open('runs_here', 'w').close()")
     arguments = ["lab", "mine.py", "--model", "gpt2-tiny", "--threads", "1"]
-    roofs = "import cpuopt.measure.rates as m; from tests_roofs import R; m.roofs = lambda n, say: R"
     Path("tests_roofs.py").write_text(
+        "import cpuopt.measure.rates as m\n"
         "from cpuopt.measure.roofline import Level, Roofs\n"
-        "R = Roofs(1, (Level('memory', None),), 100.0, {'memory': {'read': 10.0}}, 1.0)\n"
+        f"m.roofs = lambda n, say: {ROOFS!r}\n"
     )
-    command = [sys.executable, "-c", f"{roofs}; from cpuopt.cli import main; raise SystemExit(main({arguments!r}))"]
+    command = f"import tests_roofs; from cpuopt.cli import main; raise SystemExit(main({arguments!r}))"
     for number in (signal.SIGINT, signal.SIGHUP):
-        lab = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        lab = subprocess.Popen(
+            [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         wait(lambda: Path("runs_here").exists())
         children = psutil.Process(lab.pid).children(recursive=True)
         assert children
@@ -470,12 +468,7 @@ def test_watchfiles_sees_a_save():
 
 @pytest.mark.parametrize(("error", "said"), [(LateError("no answer"), "UNCHECKED: no answer"), (UserError("x"), "x")])
 def test_a_comparison_without_an_answer_in_time_is_no_fault_of_the_kernel(monkeypatch, error, said):
-    def ask(*_):
-        raise error
-
-    monkeypatch.setattr(session, "_check", ask)
-    row = session.KernelRow("gelu_forward", "mine", "optimized")
-    session.stages(None, None, row, Mock(ended=False), lambda: None)
+    monkeypatch.setattr(session, "_check", Mock(side_effect=error))
+    session.stages(None, None, row := a_row(), Mock(ended=False), lambda: None)
     assert (row.bad, row.said) == ("check", {"check": said})
-    (screen := Console(file=io.StringIO(), width=80)).print(report.stages(row, []))
-    assert ("FAIL" in screen.file.getvalue()) == (said == "x")
+    assert ("FAIL" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")
