@@ -30,6 +30,12 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def small_text(here):
+    """Run in a folder with a text that takes some runs through several epochs."""
+    Path("text.txt").write_text("".join(chr(97 + i * i % 23) for i in range(400)))
+
+
+@pytest.fixture
 def measured(monkeypatch):
     """Let the machine's rates be measured already."""
     from cpuopt.measure.roofline import Level, Roofs  # which imports numba

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from listening import Listener
-from test_faults import SIZES, _here, prepare, run  # noqa: F401  (a fixture)
+from small_runs import FLAGS, SIZES, only, prepare, run, steps_of
 
 from cpuopt import cli
 from cpuopt.comm.threads import Team
@@ -19,6 +19,7 @@ from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job
 from cpuopt.train.trainer import train
 
+pytestmark = pytest.mark.usefixtures("small_text")
 IDS = np.random.default_rng(0).integers(0, 256, 1000)
 N = 3 * BLOCK + 100
 
@@ -126,6 +127,12 @@ def test_large_files_give_the_tokens_and_the_fingerprint_of_small_ones(monkeypat
     assert isinstance(load_corpus("t_train.bin", vocab_size=256, T=8, B=2).train, FileTokens)
 
 
+def same_weights(one, other):
+    """Whether the engines of two jobs have the same weights."""
+    want = other.engine.parameters()
+    return all(np.array_equal(p, want[n]) for n, p in one.engine.parameters().items())
+
+
 @pytest.mark.parametrize("change", [cut, overwrite, beyond])
 @pytest.mark.parametrize(("file", "more"), [("t_train.bin", {}), ("t_val.bin", {"val_every": 2})])
 def test_a_change_under_a_run_ends_it_with_a_checkpoint_and_status_2(large, change, file, more):
@@ -137,32 +144,31 @@ def test_a_change_under_a_run_ends_it_with_a_checkpoint_and_status_2(large, chan
     assert f"ended after step 2: {file!r} was " in result.diagnosis
     assert f"the data on disk have changed: {file!r} " in listener.notes[0]
     found = checkpoint.newest(result.path)
-    assert found.state["step"] == len((result.path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert found.state["step"] == steps_of() == 2
     with pytest.raises(UserError, match=r"holds other text|has \d+ bytes|expected 0 to 255"):
-        job.prepare(job.resumed(found, {}), resume=found)
+        prepare(found)
     write_tokens(Path(file), IDS)  # put back
-    train(ready := job.prepare(job.resumed(found, {}), resume=found), Path("runs"), Listener(), resume=found)
+    _, ready, _ = run(resume=found)
     _, undisturbed, _ = run(**given)
-    want = undisturbed.engine.parameters()
-    assert all(np.array_equal(p, want[n]) for n, p in ready.engine.parameters().items())
+    assert same_weights(ready, undisturbed)
+
+
+def there_and_back():
+    overwrite()
+    overwrite(ids=IDS)
 
 
 def test_a_change_that_is_put_back_before_the_next_step_changes_nothing(large):
-    _, want, _ = run(data="t.bin", steps=4)
-
-    def there_and_back():
-        overwrite()
-        overwrite(ids=IDS)
-
+    _, undisturbed, _ = run(data="t.bin", steps=4)
     result, ready, listener = run(Listener(2, there_and_back), data="t.bin", steps=4, save_every=1)
     assert (result.status, listener.notes) == (0, [])
-    assert all(np.array_equal(p, want.engine.parameters()[n]) for n, p in ready.engine.parameters().items())
+    assert same_weights(ready, undisturbed)
 
 
 @pytest.mark.parametrize("change", [cut, overwrite, lambda: os.remove("t.bin")], ids=["cut", "ids", "removed"])
 def test_a_small_file_is_used_as_it_was_and_the_change_is_said(change):
     write_tokens(Path("t.bin"), IDS)
-    _, want, _ = run(data="t.bin", steps=4)
+    _, undisturbed, _ = run(data="t.bin", steps=4)
 
     class Timed(Listener):
         def note(self, text):
@@ -174,10 +180,9 @@ def test_a_small_file_is_used_as_it_was_and_the_change_is_said(change):
     assert at == 2
     assert note.startswith("the data on disk have changed: 't.bin'")
     assert note.endswith("the run uses nothing of the change, and --resume needs the old content")
-    assert all(np.array_equal(p, want.engine.parameters()[n]) for n, p in ready.engine.parameters().items())
-    found = checkpoint.newest(result.path)
+    assert same_weights(ready, undisturbed)
     with pytest.raises(UserError):
-        job.prepare(job.resumed(found, {"steps": 5}), resume=found)
+        prepare(checkpoint.newest(result.path), steps=5)
 
 
 def test_a_change_of_a_text_is_said_too():
@@ -199,24 +204,20 @@ def test_data_of_one_rank_that_are_cut_end_all_with_a_checkpoint(large):
     def work(comm):
         given = {"model": SIZES, "data": "t.bin", "B": 2, "T": 8, "steps": 6, "val_every": 0, "variant": "vanilla"}
         ready = job.prepare(job.Settings(**given, total_batch=32), comm=comm)
-        listener = Listener()
         if comm.rank:
             for file in ready.corpus.files:
                 file.__class__ = Half
                 file.wrong = lambda: ready.done == 2
-        result = train(ready, Path("runs"), listener)
+        result = train(ready, Path("runs"), Listener())
         return result.status, result.diagnosis, ready.done
 
-    found = Team(2).run(work)
-    assert found == [(2, "ended after step 2: rank 1: 't.bin' was cut short", 2)] * 2
-    (path,) = Path("runs").iterdir()
-    assert checkpoint.newest(path).state["step"] == 2
+    assert Team(2).run(work) == [(2, "ended after step 2: rank 1: 't.bin' was cut short", 2)] * 2
+    assert checkpoint.newest(only()).state["step"] == 2
 
 
-def test_the_command_ends_with_status_2_on_a_file_that_is_really_large(capsys):
+def test_the_command_ends_with_status_2_on_a_file_that_is_really_large(capsys, monkeypatch):
     """Larger than what is read whole; today a mapped file of this size would end the process with SIGBUS."""
-    ids = np.random.default_rng(0).integers(0, 256, stored.LARGE // 2 + 1, np.uint16)
-    write_tokens(Path("t.bin"), ids)
+    write_tokens(Path("t.bin"), np.random.default_rng(0).integers(0, 256, stored.LARGE // 2 + 1, np.uint16))
     right = job.TrainingSteps.take_step
 
     def take_step(self, *args, **named):
@@ -224,38 +225,33 @@ def test_the_command_ends_with_status_2_on_a_file_that_is_really_large(capsys):
             cut()
         return right(self, *args, **named)
 
-    words = ["train", "--model", SIZES, "--data", "t.bin", "-B", "2", "-T", "8", "--variant", "vanilla", "--steps", "9"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job.TrainingSteps, "take_step", take_step)
-        assert cli.main([*words, "--val-every", "0"]) == 2
+    monkeypatch.setattr(job.TrainingSteps, "take_step", take_step)
+    assert cli.main(["train", *FLAGS, "--data", "t.bin", "--steps", "9"]) == 2
     err = capsys.readouterr().err
     assert "cpuopt: ended after step 4: 't.bin' was cut short: it has 1100 bytes, and had " in err
     assert "; the last checkpoint is runs/" in err
-    (path,) = Path("runs").iterdir()
-    assert json.loads((path / "summary.json").read_text())["steps"] == 4
-    assert checkpoint.newest(path).state["step"] == 4
+    assert json.loads((only() / "summary.json").read_text())["steps"] == 4
+    assert checkpoint.newest(only()).state["step"] == 4
 
 
-def test_an_error_in_the_middle_of_a_run_costs_no_step(monkeypatch):
+@pytest.mark.parametrize("error", [UserError("no such id"), ValueError("x")])
+def test_an_error_in_the_middle_of_a_run_costs_no_step(monkeypatch, error):
     """Of any kind: an input that the engine refuses, a kernel that raises, and other exceptions."""
-    for error, shown in ((UserError("no such id"), "ended after step 2: no such id"), (ValueError("x"), None)):
-        ready = prepare(steps=6)
-        right = ready.batches.at
+    ready = prepare(steps=6)
+    right = ready.batches.at
 
-        def at(n, right=right, error=error):
-            if n == 2:
-                raise error
-            return right(n)
+    def at(n):
+        if n == 2:
+            raise error
+        return right(n)
 
-        monkeypatch.setattr(ready.batches, "at", at)
-        root = Path("a" if shown else "b")
-        if shown:
-            assert train(ready, root, Listener()).diagnosis == shown
-        else:
-            with pytest.raises(ValueError, match="x"):
-                train(ready, root, Listener())
-        (path,) = root.iterdir()
-        assert checkpoint.newest(path).state["step"] == 2
+    monkeypatch.setattr(ready.batches, "at", at)
+    if isinstance(error, UserError):
+        assert train(ready, Path("runs"), Listener()).diagnosis == "ended after step 2: no such id"
+    else:
+        with pytest.raises(ValueError, match="x"):
+            train(ready, Path("runs"), Listener())
+    assert checkpoint.newest(only()).state["step"] == 2
 
 
 def test_many_texts_are_not_open_at_once():

@@ -1,69 +1,55 @@
 """Checkpoints: a resumed run is the run, bit for bit, and nothing that breaks one is lost or taken for whole."""
 
 import errno
+import importlib
 import itertools
 import json
+import linecache
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from listening import KilledError, Listener, die
+from hypothesis import given
+from hypothesis import strategies as st
+from listening import KilledError, Listener, die, raising
+from small_runs import FLAGS, command, only, prepare, run, steps_of, wait_for_steps
 
 from cpuopt import cli, files
+from cpuopt.data import batches
+from cpuopt.data.corpus import load_corpus
 from cpuopt.errors import UserError
-from cpuopt.train import checkpoint, job
+from cpuopt.kernels import registry
+from cpuopt.models.gpt2 import PRESETS
+from cpuopt.train import checkpoint, job, provenance
 from cpuopt.train.record import Run
-from cpuopt.train.trainer import train
+from cpuopt.weights import open_weights
 
 FAULTS = Path(__file__).parent / "faults"
 TENSORS = checkpoint.TENSORS["adamw"]
 ALL_FILES = (*TENSORS, checkpoint.STATE, checkpoint.MANIFEST)
+LONG = {"steps": 20, "val_every": 4, "lr": 1e-2, "save_every": 5}
+"""Settings of a run of several epochs."""
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(chr(97 + i * i % 23) for i in range(200)))
-    return str(path)
+@pytest.fixture(autouse=True)
+def _here(small_text):
+    pass
 
 
-@pytest.fixture
-def small(text, tmp_path):
-    """Give the settings of a run of 20 steps over two and a half epochs, and run it or go on with it."""
-    sizes = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
-    base = {"model": sizes, "data": text, "B": 2, "T": 8, "steps": 20, "val_every": 4, "lr": 1e-2, "save_every": 5}
-
-    def settings(**more):
-        return job.Settings(**{**base, "variant": "vanilla", **more})
-
-    def run(root=tmp_path / "runs", die_after=None, resume=None, change=None, **more):
-        given = settings(**more)
-        if resume is not None:
-            given = job.resumed(resume, more)
-        ready = job.prepare(given, resume=resume)
-        if change:
-            change(ready)
-        listener = Listener(die_after, die)
-        ticks = itertools.count(step=0.25)
-        try:
-            result = train(ready, root, listener, lambda: next(ticks), resume)
-        except KilledError:
-            return None, ready, listener
-        return result, ready, listener
-
-    run.settings = settings
-    return run
-
-
-def folder(root):
-    (path,) = root.iterdir()
-    return path
+def small(root="runs", die_after=None, resume=None, change=lambda ready: None, **more):
+    """Run twenty steps, or go on with them; a run that died has no result."""
+    given = more if resume else {**LONG, **more}
+    listener, kept = Listener(die_after, die), []
+    try:
+        return run(listener, lambda ready: (kept.append(ready), change(ready)), root, resume, **given)
+    except KilledError:
+        return None, kept[0], listener
 
 
 def content(run, step=20):
@@ -86,117 +72,100 @@ def content(run, step=20):
         {"variant": "optimized", "dtype": "bf16"},
     ],
 )
-def test_ten_steps_and_ten_more_are_twenty(small, tmp_path, more):
-    small(tmp_path / "whole", **more)
-    small(tmp_path / "cut", die_after=13, **more)
-    run = folder(tmp_path / "cut")
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 13
-    found = checkpoint.newest(run)
+def test_ten_steps_and_ten_more_are_twenty(more):
+    small("whole", **more)
+    small("cut", die_after=13, **more)
+    assert steps_of("cut") == 13
+    found = checkpoint.newest(only("cut"))
     assert (found.state["step"], found.passed_over) == (10, ())
     result, _, _ = small(resume=found)
-    assert content(run) == content(folder(tmp_path / "whole"))
+    assert content(only("cut")) == content(only("whole"))
     assert result.summary["steps"] == 20
     assert result.summary["loss_first"] > result.summary["loss_last"]
     assert list(result.summary["val_loss"]) == ["0", "4", "8", "12", "16", "20"]
 
 
-def test_resumed_twice_on_other_numbers_of_threads(small, tmp_path):
-    small(tmp_path / "whole", threads=2, variant="optimized")
-    small(tmp_path / "cut", threads=1, die_after=7, variant="optimized")
-    run = folder(tmp_path / "cut")
-    small(resume=checkpoint.newest(run), threads=4, die_after=18)
-    assert checkpoint.newest(run).state["step"] == 15
-    small(resume=checkpoint.newest(run), threads=2)
-    assert content(run) == content(folder(tmp_path / "whole"))
+def test_resumed_twice_on_other_numbers_of_threads():
+    small("whole", threads=2, variant="optimized")
+    small("cut", threads=1, die_after=7, variant="optimized")
+    small(resume=checkpoint.newest(only("cut")), threads=4, die_after=18)
+    assert checkpoint.newest(only("cut")).state["step"] == 15
+    small(resume=checkpoint.newest(only("cut")), threads=2)
+    assert content(only("cut")) == content(only("whole"))
 
 
-def test_a_skipped_step_and_the_window_are_remembered(small, tmp_path):
-    def spoil(ready):
-        right = ready.engine.step
-
-        def step(**more):
-            done = right(**more)
-            return done
-
-        ready.engine.step = step
-
-    _, whole, _ = small(tmp_path / "whole", guard_z=1.0, change=spoil)
-    small(tmp_path / "cut", guard_z=1.0, die_after=16)
-    _, ready, _ = small(resume=checkpoint.newest(folder(tmp_path / "cut")))
+def test_a_skipped_step_and_the_window_are_remembered():
+    _, whole, _ = small("whole", guard_z=1.0)
+    small("cut", guard_z=1.0, die_after=16)
+    _, ready, _ = small(resume=checkpoint.newest(only("cut")))
     assert ready.engine.step_number == whole.engine.step_number
-    one, two = (checkpoint.newest(folder(tmp_path / name)).state for name in ("whole", "cut"))
+    one, two = (checkpoint.newest(only(name)).state for name in ("whole", "cut"))
     assert one["guard"] == two["guard"]
     assert len(one["guard"]["windows"]["loss"]) == 20 - one["guard"]["skipped"]
 
 
-def test_more_steps_go_on_from_the_end(small, tmp_path):
-    small(tmp_path / "whole", steps=30)
-    small(tmp_path / "cut", steps=20)
-    run = folder(tmp_path / "cut")
-    small(resume=checkpoint.newest(run), steps=30)
-    assert [json.loads(x)["step"] for x in (run / "metrics.jsonl").read_text().splitlines()] == [*range(1, 31)]
-    same = TENSORS
-    assert {n: content(run, 30)[n] for n in same} == {n: content(folder(tmp_path / "whole"), 30)[n] for n in same}
+def test_more_steps_go_on_from_the_end():
+    small("whole", steps=30)
+    small("cut", steps=20)
+    small(resume=checkpoint.newest(only("cut")), steps=30)
+    logged = (only("cut") / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(x)["step"] for x in logged] == [*range(1, 31)]
+    one, two = (content(only(name), 30) for name in ("whole", "cut"))
+    assert {n: one[n] for n in TENSORS} == {n: two[n] for n in TENSORS}
 
 
-def test_only_the_newest_are_kept(small, tmp_path):
+def test_only_the_newest_are_kept():
     small(keep=3)
-    assert sorted(p.name for p in (folder(tmp_path / "runs") / "checkpoints").iterdir()) == [
-        "step-00000010",
-        "step-00000015",
-        "step-00000020",
-    ]
+    assert sorted(os.listdir(only() / "checkpoints")) == ["step-00000010", "step-00000015", "step-00000020"]
 
 
-def test_other_settings_or_text_are_refused_with_what_differs(small, tmp_path, text):
+def test_other_settings_or_text_are_refused_with_what_differs():
     small(die_after=7)
-    found = checkpoint.newest(folder(tmp_path / "runs"))
+    found = checkpoint.newest(only())
     with pytest.raises(UserError, match=r"the run has B 2, not 4, lr 0.01, not 0.5; leave that out"):
         job.resumed(found, {"B": 4, "lr": 0.5, "steps": 50, "T": 8})
-    before = Path(text).read_text()
-    try:
-        Path(text).write_text(before.replace("a", "b"))
-        with pytest.raises(UserError, match="holds other text"):
-            small(resume=found)
-    finally:
-        Path(text).write_text(before)
+    Path("text.txt").write_text(Path("text.txt").read_text().replace("a", "b"))
+    with pytest.raises(UserError, match="holds other text"):
+        small(resume=found)
 
 
 # Damage
 
 
+@pytest.fixture(scope="module")
+def _twelve(tmp_path_factory):
+    """The folder of a run that ended after twelve steps, and its text."""
+    home = tmp_path_factory.mktemp("twelve")
+    (home / "text.txt").write_text("".join(chr(97 + i * i % 23) for i in range(400)))
+    small(home / "runs", die_after=12, data=str(home / "text.txt"))
+    return only(home / "runs")
+
+
 @pytest.fixture
-def two(small, tmp_path):
+def two(_twelve):
     """A run with checkpoints of steps 5 and 10."""
-    small(die_after=12)
-    return folder(tmp_path / "runs")
+    shutil.copytree(_twelve, f"runs/{_twelve.name}")
+    return only()
 
 
+@pytest.mark.parametrize("how", ["first bit", "middle bit", "last bit", 0, 1, "half", "one less", "gone"])
 @pytest.mark.parametrize("name", ALL_FILES)
-@pytest.mark.parametrize("bit", [0, 1, 2])
-def test_a_flipped_bit_is_found_and_the_one_before_taken(two, name, bit):
+def test_a_damaged_file_is_found_and_the_checkpoint_before_it_taken(two, name, how):
     path = two / "checkpoints" / "step-00000010" / name
     damaged = bytearray(path.read_bytes())
-    damaged[[0, len(damaged) // 2, -1][bit]] ^= 1 << bit
-    path.write_bytes(damaged)
-    found = checkpoint.newest(two)
-    assert found.state["step"] == 5
-    assert name in found.passed_over[0] or "manifest" in found.passed_over[0]
-    assert "step-00000010" in found.passed_over[0]
-
-
-@pytest.mark.parametrize("name", ALL_FILES)
-@pytest.mark.parametrize("size", ["0", "1", "half", "one less", "gone"])
-def test_a_short_file_is_found_and_the_one_before_taken(two, name, size):
-    path = two / "checkpoints" / "step-00000010" / name
-    n = path.stat().st_size
-    if size == "gone":
+    n, bit = len(damaged), ["first bit", "middle bit", "last bit"]
+    if how == "gone":
         path.unlink()
+    elif how in bit:
+        damaged[[0, n // 2, -1][bit.index(how)]] ^= 1 << bit.index(how)
+        path.write_bytes(damaged)
     else:
-        os.truncate(path, {"0": 0, "1": 1, "half": n // 2, "one less": n - 1}[size])
+        os.truncate(path, {"half": n // 2, "one less": n - 1}.get(how, how))
     found = checkpoint.newest(two)
-    assert (found.state["step"], len(found.passed_over)) == (5, 1)
-    assert name in found.passed_over[0]
+    (passed_over,) = found.passed_over
+    assert found.state["step"] == 5
+    assert "step-00000010" in passed_over
+    assert name in passed_over or (how in bit and "manifest" in passed_over)
 
 
 def test_files_of_two_steps_are_no_checkpoint(two):
@@ -211,7 +180,7 @@ def test_files_of_two_steps_are_no_checkpoint(two):
         checkpoint.verify(other)
 
 
-def test_what_is_no_checkpoint_is_ignored_and_leftovers_are_removed(two, small):
+def test_what_is_no_checkpoint_is_ignored_and_leftovers_are_removed(two):
     for name in ("step-abc", "step-99999999999", "notes", ".tmp-step-00000015-1"):
         (two / "checkpoints" / name).mkdir()
     (two / "checkpoints" / "step-00000099").write_text("a file")
@@ -230,18 +199,16 @@ def test_where_none_is_whole_each_fault_is_named(two):
         checkpoint.newest(two)
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_nothing_filled(two, small):
-    found = checkpoint.newest(two)
-    other = job.prepare(small.settings(model="gpt2-tiny"))
-    before = {n: p.copy() for n, p in other.engine.parameters().items()}
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_filled(two):
+    engine = prepare(model="gpt2-tiny").engine
+    before = {n: p.copy() for n, p in engine.parameters().items()}
     with pytest.raises(UserError, match="tensors of this model"):
-        checkpoint.load(found, other.engine)
-    assert all(np.array_equal(p, before[n]) for n, p in other.engine.parameters().items())
+        checkpoint.load(checkpoint.newest(two), engine)
+    assert all(np.array_equal(p, before[n]) for n, p in engine.parameters().items())
 
 
-def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(two, small, monkeypatch):
-    ready = job.prepare(small.settings())
-    calls = []
+def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(two, monkeypatch):
+    engine, calls = prepare(**LONG).engine, []
     fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
 
     def synced(fd):
@@ -251,34 +218,89 @@ def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(tw
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(("rename", Path(b).name)), rename(a, b)))
     monkeypatch.setattr(shutil, "rmtree", lambda p, **kw: (calls.append(("rmtree", Path(p).name)), rmtree(p, **kw)))
-    checkpoint.save(two, ready.engine, {"step": 15}, keep=1)
+    checkpoint.save(two, engine, {"step": 15}, keep=1)
     part = calls[5][1]
     assert part.startswith(".tmp-step-00000015-")
-    assert calls[:8] == [
-        *[("fsync", name) for name in ALL_FILES],
-        ("fsync", part),
-        ("rename", "step-00000015"),
-        ("fsync", "checkpoints"),
-    ]
+    there = [("fsync", part), ("rename", "step-00000015"), ("fsync", "checkpoints")]
+    assert calls[:8] == [*[("fsync", name) for name in ALL_FILES], *there]
     removed = [name for what, name in calls[8:] if what == "rename"]
     assert [name.split("-")[2] for name in removed] == ["00000010", "00000005"]
     assert os.listdir(two / "checkpoints") == ["step-00000015"]
 
 
-def test_saving_the_same_step_again_replaces_it(two, small):
-    ready = job.prepare(small.settings(seed=3))
+def test_saving_the_same_step_again_replaces_it(two):
     (two / "checkpoints" / "step-00000010" / "state.json").write_text("damaged")
     state = {**checkpoint.newest(two).state, "step": 10}  # of step 5
-    checkpoint.save(two, ready.engine, state, keep=2)
+    checkpoint.save(two, prepare(seed=3, **LONG).engine, state, keep=2)
     found = checkpoint.newest(two)
     assert (found.state, found.passed_over) == (state, ())
+
+
+def test_a_torn_last_line_is_dropped(two):
+    log, metrics = (two / "main.log").read_text(), (two / "metrics.jsonl").read_text()
+    (two / "metrics.jsonl").write_text(f'{metrics}not json\n{{"step": 13, "lo')
+    (two / "main.log").write_text(f"{log}s:1")
+    with Run.reopen(two, 12)[0]:
+        pass
+    assert (two / "metrics.jsonl").read_text() == metrics
+    assert (two / "main.log").read_text() == log
+
+
+# A state of other types
+
+
+STATE = {
+    "step": 3, "updates": 3, "model": "gpt2-tiny", "sizes": vars(PRESETS["gpt2-tiny"]), "corpus": "0" * 8,
+    "settings": vars(job.Settings()), "val": {"0": 5.0, "3": None}, "tokenizer": "bytes",
+    "guard": {"skipped": 0, "recent": [False], "windows": {"loss": [5.0], "grad_norm": [1.0]}},
+}  # fmt: skip
+OTHER = [None, 0, -1, "x", [], {}, True, 1e308, [[]], {"x": 1}]
+
+
+def saved(state):
+    """A checkpoint whose checksums are right, whatever its state."""
+    path = Path("run", checkpoint.FOLDER, "step-00000003")
+    path.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for name in (*TENSORS, checkpoint.STATE):
+        (path / name).unlink(missing_ok=True)
+        part = json.dumps(state).encode() if name == checkpoint.STATE else b"x"
+        written[name] = checkpoint._write(path / name, iter([part]))
+    (path / checkpoint.MANIFEST).write_text(json.dumps({"step": 3, "files": written}))
+    return path
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_a_state_with_other_types_is_refused(name):
+    assert checkpoint.verify(saved(STATE)).state == json.loads(json.dumps(STATE))
+    inner = STATE[name] if isinstance(STATE[name], dict) else {}
+    changed = [{**STATE, name: x} for x in OTHER]
+    changed += [{**STATE, name: {**inner, k: OTHER[i % len(OTHER)]}} for i, k in enumerate(inner)]
+    refused = 0
+    for state in [*changed, {k: v for k, v in STATE.items() if k != name}]:
+        try:
+            job.resumed(checkpoint.verify(saved(state)), {})
+        except UserError:
+            refused += 1
+    assert refused > len(changed) * 0.4 or name in ("tokenizer", "settings", "model", "corpus", "updates")
+
+
+@given(st.sampled_from([*STATE, "other"]), st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=4))
+def test_a_state_is_taken_or_refused(tmp_path_factory, name, x):
+    os.chdir(tmp_path_factory.mktemp("state"))
+    try:
+        settings = job.resumed(checkpoint.verify(saved({**STATE, name: x})), {})
+        assert isinstance(settings, job.Settings)
+        assert np.isfinite(settings.lr)
+    except UserError:
+        pass
 
 
 # Disks that fail
 
 
 def failing(monkeypatch, number, times):
-    """Let fsync fail some times."""
+    """Let fsync fail some times, but not that of the record."""
     right, left = os.fsync, itertools.count(1)
 
     def fsync(fd):
@@ -287,191 +309,165 @@ def failing(monkeypatch, number, times):
         right(fd)
 
     monkeypatch.setattr(files.os, "fsync", fsync)
+    monkeypatch.setattr("cpuopt.train.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_save_that_fails_costs_one_line_and_is_tried_again(small, tmp_path, monkeypatch, number):
-    small(tmp_path / "whole")
+def test_a_save_that_fails_costs_one_line_and_is_tried_again(monkeypatch, number):
+    small("whole")
     failing(monkeypatch, number, 1)
-    monkeypatch.setattr("cpuopt.train.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
     result, _, listener = small()
     (note,) = listener.notes
     assert note.startswith(f"no checkpoint after step 5: {os.strerror(number)}; there is none before it")
-    run = folder(tmp_path / "runs")
-    assert content(run) == content(folder(tmp_path / "whole"))
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-00000015", "step-00000020"]
+    assert content(only()) == content(only("whole"))
+    assert sorted(os.listdir(only() / "checkpoints")) == ["step-00000015", "step-00000020"]
     assert result.checkpoint.name == "step-00000020"
 
 
-def test_the_old_checkpoint_stays_while_none_can_be_written(small, tmp_path, monkeypatch):
+def test_the_old_checkpoint_stays_while_none_can_be_written(monkeypatch):
+    def kept():
+        return {p: p.read_bytes() for p in (only() / "checkpoints").rglob("*") if p.is_file()}
+
     small(die_after=7)
-    run = folder(tmp_path / "runs")
-    before = {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()}
+    before = kept()
     failing(monkeypatch, errno.ENOSPC, 10**6)
-    monkeypatch.setattr("cpuopt.train.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
-    result, _, listener = small(resume=checkpoint.newest(run))
+    result, _, listener = small(resume=checkpoint.newest(only()))
     assert [n[:28] for n in listener.notes] == [f"no checkpoint after step {n}: "[:28] for n in (10, 15, 20)]
     assert all("step-00000005 stays" in n for n in listener.notes)
-    assert {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()} == before
+    assert kept() == before
     assert result.checkpoint.name == "step-00000005"
 
 
-def test_a_folder_that_vanishes_does_not_end_the_training(small, tmp_path):
-    def vanish(ready):
+def at_step(number, act):
+    """A change of a job: do something before a step."""
+
+    def change(ready):
         right, calls = ready.engine.step, itertools.count(1)
 
         def step(**more):
-            if next(calls) == 8:
-                shutil.rmtree(folder(tmp_path / "runs"))
+            if next(calls) == number:
+                act()
             return right(**more)
 
         ready.engine.step = step
 
-    result, ready, listener = small(change=vanish)
-    assert result.summary["steps"] == 20
-    assert ready.engine.step_number == 20
+    return change
+
+
+def test_a_folder_that_vanishes_does_not_end_the_training():
+    result, ready, listener = small(change=at_step(8, lambda: shutil.rmtree(only())))
+    assert result.summary["steps"] == ready.engine.step_number == 20
     assert "cannot write" in listener.notes[0]
     assert result.checkpoint.name == "step-00000020"
-    found = checkpoint.newest(result.path)
-    assert found.state["step"] == 20
+    assert checkpoint.newest(result.path).state["step"] == 20
     log = (result.path / "main.log").read_text()
     assert [int(x.split()[0][2:]) for x in log.splitlines() if "trl" in x] == [*range(8, 21)]
 
 
-def test_a_parameter_that_is_no_number_is_not_saved_over_good_ones(two, small):
-    ready = job.prepare(small.settings())
-    ready.engine.parameters()["ln_f.bias"][2] = np.inf
+def test_a_parameter_that_is_no_number_is_not_saved_over_good_ones(two):
+    engine = prepare(**LONG).engine
+    engine.parameters()["ln_f.bias"][2] = np.inf
     with pytest.raises(UserError, match=r"ln_f\.bias is not finite"):
-        checkpoint.save(two, ready.engine, {"step": 15}, keep=1)
+        checkpoint.save(two, engine, {"step": 15}, keep=1)
     assert checkpoint.newest(two).state["step"] == 10
 
 
+def test_a_run_whose_last_checkpoint_is_missing_fails(monkeypatch):
+    right = checkpoint.save
+
+    def refuse(path, engine, state, keep):
+        if state["step"] in bad:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return right(path, engine, state, keep)
+
+    monkeypatch.setattr(checkpoint, "save", refuse)
+    for bad, newest in (({1, 2, 3, 4}, "there is none"), ({4}, "the newest is that of step 3"), ({1, 3}, "")):
+        result, _, _ = run(steps=4, save_every=1, save=f"out{len(bad)}")
+        assert result.status == bool(newest), bad
+        assert open_weights(Path(f"out{len(bad)}")).config.n_embd == 16
+        assert result.diagnosis == (f"no checkpoint after step 4: No space left on device; {newest}" if newest else "")
+    bad = {2}
+    result, _, _ = run(Listener(2, raising(signal.SIGTERM)), steps=4)
+    assert (result.status, result.stopped_by) == (1, signal.SIGTERM)
+
+
+@pytest.fixture
+def mounted():
+    """A function that mounts a file system in memory on `disk`."""
+    Path("disk").mkdir()
+    done = []
+
+    def mount(*options):
+        done.append(subprocess.run(["mount", "-t", "tmpfs", *options, "none", "disk"]).returncode)
+        if done[0]:
+            pytest.skip("needs the right to mount")
+
+    yield mount
+    if done == [0]:
+        subprocess.run(["umount", "disk"], check=True)
+
+
 @pytest.mark.slow
-def test_a_full_disk(small, tmp_path):
+def test_a_full_disk(mounted):
     """On a real file system of 1 MB, where one checkpoint fits and a second does not."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=220k", "none", str(mount)]).returncode:
-        pytest.skip("needs the right to mount")
-    try:
-        result, ready, listener = small(mount / "runs", steps=10)
-        assert ready.engine.step_number == 10
-        assert "No space left" in listener.notes[0]
-        assert checkpoint.newest(folder(mount / "runs")).state["step"] == 5
-        assert result.summary["steps"] == 10
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
+    mounted("-o", "size=220k")
+    result, ready, listener = small("disk/runs", steps=10)
+    assert result.summary["steps"] == ready.engine.step_number == 10
+    assert "No space left" in listener.notes[0]
+    assert checkpoint.newest(only("disk/runs")).state["step"] == 5
 
 
 @pytest.mark.slow
-def test_a_disk_that_becomes_read_only(small, tmp_path):
+def test_a_disk_that_becomes_read_only(mounted):
     """On a real file system, remounted in the middle of a run."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "none", str(mount)]).returncode:
-        pytest.skip("needs the right to mount")
-
-    def remount(ready):
-        right, calls = ready.engine.step, itertools.count(1)
-
-        def step(**more):
-            if next(calls) == 8:
-                subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
-            return right(**more)
-
-        ready.engine.step = step
-
-    try:
-        result, ready, listener = small(mount / "runs", change=remount)
-        assert ready.engine.step_number == 20
-        assert any("no checkpoint after step 10: Read-only file system" in n for n in listener.notes)
-        assert checkpoint.newest(folder(mount / "runs")).state["step"] == 5
-        assert result.summary["steps"] == 20
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
+    mounted()
+    remount = partial(subprocess.run, ["mount", "-o", "remount,ro", "disk"], check=True)
+    result, ready, listener = small("disk/runs", change=at_step(8, remount))
+    assert result.summary["steps"] == ready.engine.step_number == 20
+    assert any("no checkpoint after step 10: Read-only file system" in n for n in listener.notes)
+    assert checkpoint.newest(only("disk/runs")).state["step"] == 5
 
 
 # Two processes, signals, the command line
 
 
 def test_a_second_process_is_refused(two):
-    run, _ = Run.reopen(two, 5)
-    before = (two / "main.log").read_bytes()
     code = f"from cpuopt.train.record import Run; from pathlib import Path; Run.reopen(Path({str(two)!r}), 10)"
-    with run:
-        second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-        assert "another process is writing to the run" in second.stderr
+    second = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    open_run, _ = Run.reopen(two, 5)
+    before = (two / "main.log").read_bytes()
+    with open_run:
+        assert "another process is writing to the run" in second().stderr
         assert (two / "main.log").read_bytes() == before
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_a_torn_last_line_is_dropped(two):
-    log, metrics = (two / "main.log").read_text(), (two / "metrics.jsonl").read_text()
-    with open(two / "metrics.jsonl", "a") as file:
-        file.write('not json\n{"step": 13, "lo')
-    with open(two / "main.log", "a") as file:
-        file.write("s:1")
-    with Run.reopen(two, 12)[0]:
-        pass
-    assert (two / "metrics.jsonl").read_text() == metrics
-    assert (two / "main.log").read_text() == log
-
-
-@pytest.fixture
-def command(text, tmp_path):
-    flags = ["--model", '{"n_layer":1,"n_head":2,"n_embd":16,"vocab_size":256,"block_size":16}', "--data", text]
-    flags += ["-B", "2", "-T", "8", "--variant", "vanilla", "--val-every", "0", "--save-every", "5"]
-    environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
-
-    def start(*more, job=True):
-        words = [sys.executable, "-m", "cpuopt", "train", *(flags if job else []), *more]
-        return subprocess.Popen(
-            words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    return start
-
-
-def wait_for_steps(root, n, running):
-    deadline = time.monotonic() + 120
-    while sum(len(p.read_text().splitlines()) for p in root.glob("*/metrics.jsonl")) < n:
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert second().returncode == 0
 
 
 @pytest.mark.parametrize(
     ("number", "more"), [(signal.SIGKILL, []), (signal.SIGTERM, []), (signal.SIGKILL, ["--dtype", "bf16"])]
 )
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, number, more):
-    running = command("--steps", "1000000", *more)
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(number, more, capsys):
+    first = ["train", *FLAGS, "--save-every", "5", *more]
+    running = command(*first, "--steps", "1000000", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        wait_for_steps(tmp_path / "runs", 7, running)
+        wait_for_steps(7, running)
         for each in (signal.SIGSTOP, signal.SIGCONT, number, number):
             running.send_signal(each)
         running.communicate(timeout=120)
     finally:
         running.kill()
-    run = folder(tmp_path / "runs")
-    done = len((run / "metrics.jsonl").read_text().splitlines())
-    saved = checkpoint.newest(run).state["step"]
+    done, saved = steps_of(), checkpoint.newest(only()).state["step"]
     if number == signal.SIGTERM:  # twice: what ends a machine sends it to the group, and once more to each
         assert (running.returncode, saved) == (128 + number, done)
     else:
         assert saved in (done // 5 * 5, done // 5 * 5 - 5)
     steps = str(done + 8)
-    resumed = command("--resume", "--steps", steps, "--json", job=False)
-    out, err = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, err
-    assert json.loads(out)["steps"] == done + 8
-    whole = command("--steps", steps, "--runs", "whole", *more)
-    whole.communicate(timeout=120)
-    one, two = content(run, done + 8), content(folder(tmp_path / "whole"), done + 8)
-    assert {n: one[n] for n in TENSORS} == {n: two[n] for n in TENSORS}
-    assert one["main.log"] == two["main.log"]
+    assert cli.main(["train", "--resume", "--steps", steps, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == done + 8
+    assert cli.main([*first, "--steps", steps, "--runs", "whole"]) == 0
+    one, two = content(only(), done + 8), content(only("whole"), done + 8)
+    assert {n: one[n] for n in (*TENSORS, "main.log")} == {n: two[n] for n in (*TENSORS, "main.log")}
 
 
-@pytest.mark.usefixtures("here")
 def test_the_command_line_passes_over_a_bad_checkpoint_and_says_so(two, capsys):
     os.truncate(two / "checkpoints" / "step-00000010" / "adam_v.safetensors", 100)
     assert cli.main(["train", "--resume"]) == 0
@@ -485,16 +481,16 @@ def test_the_command_line_passes_over_a_bad_checkpoint_and_says_so(two, capsys):
     assert cli.main(["train", "--resume", "--runs", "nowhere"]) == 2
 
 
-# kill -9
+def counted(script, *words):
+    """Run a script that kills a process many times; return what it counts."""
+    done = subprocess.run([sys.executable, FAULTS / script, *words], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("runs", [15, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_instant_of_a_save_is_a_bad_one_to_be_killed_in(runs):
-    done = subprocess.run(
-        [sys.executable, FAULTS / "kill_saves.py", str(runs)], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    seen = json.loads(done.stdout)
+    seen = counted("kill_saves.py", str(runs))
     assert (seen["runs"], seen["lost"], seen["mixed"]) == (runs, 0, 0)
     assert seen["killed_in_a_save"] > runs // 4
 
@@ -502,18 +498,196 @@ def test_no_instant_of_a_save_is_a_bad_one_to_be_killed_in(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--lora", "r=2"]])
 def test_kills_in_epochs_of_chats_change_no_byte_of_the_end(flags):
-    done = subprocess.run(
-        [sys.executable, FAULTS / "kill_chats.py", "6", *flags], capture_output=True, text=True, timeout=1800
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    seen = json.loads(done.stdout)
+    seen = counted("kill_chats.py", "6", *flags)
     assert (seen["kills"], seen["lost"], seen["differ"]) == (6, 0, 0)
     assert seen["in_an_epoch"] > 2
 
 
-def test_a_run_that_cannot_be_resumed_says_why(tmp_path):
-    (tmp_path / "short").mkdir()
+def test_a_run_that_cannot_be_resumed_says_why():
+    Path("short").mkdir()
     with pytest.raises(UserError, match="short' has kept no checkpoint; train with --save-every N"):
-        checkpoint.find_run(tmp_path, "short")
+        checkpoint.find_run(Path.cwd(), "short")
     with pytest.raises(UserError, match=r"there is no run .*other'; list the runs with cpuopt runs list"):
-        checkpoint.find_run(tmp_path, "other")
+        checkpoint.find_run(Path.cwd(), "other")
+    with pytest.raises(UserError, match="cannot read the run 'nowhere'"):
+        Run.reopen(Path("nowhere"), 1)
+
+
+# What a resumed run may differ in
+
+KERNELS = """
+import numpy as np
+from cpuopt import kernel, ops
+{more}
+
+@kernel(ops.gelu_forward, "mine", jit=False)
+def gelu_forward(out, inp):
+    out[:] = {half} * inp * (1 + np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3)))
+"""
+
+
+@pytest.fixture
+def own():
+    """A run whose kernel file can change, as if each command were a process of its own."""
+    before = registry.KERNELS.copy()
+
+    def own(*flags, half=0.5, more=""):
+        registry.KERNELS.clear()
+        registry.KERNELS.update(before)
+        mine = str(Path("mine.py").resolve())
+        for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == mine]:
+            del sys.modules[name]
+        linecache.clearcache()
+        Path("mine.py").write_text(KERNELS.format(half=half, more=more))
+        importlib.invalidate_caches()
+        return cli.main(["train", *flags])
+
+    first = ["--swap", "gelu_forward=mine", "--steps", "2", "--save-every", "1", "--kernels", "mine.py"]
+    assert own(*FLAGS, *first) == 0
+    return partial(own, "--resume", "--steps")
+
+
+def test_an_edited_kernel_is_refused_and_accepted_on_demand(own, capsys):
+    edited = partial(own, half=0.5000001)
+    assert edited("3", "--kernels", "mine.py") == 2
+    err = capsys.readouterr().err
+    assert "kernel 'gelu_forward[mine]' is not what it was" in err
+    assert "--accept-changes" in err
+    assert checkpoint.newest(only()).state["step"] == 2
+    assert own("3", "--kernels", "mine.py") == 0
+    assert checkpoint.newest(only()).state["changes"] == []
+    assert edited("4", "--kernels", "./mine.py", "--accept-changes") == 0
+    state = checkpoint.newest(only()).state
+    assert (state["step"], len(state["changes"])) == (4, 1)
+    assert state["changes"][0].startswith("after step 3: kernel 'gelu_forward[mine]")
+    assert edited("5", "--kernels", "mine.py") == 0  # what was accepted is the kernel now
+    assert len(json.loads((only() / "summary.json").read_text())["changes"]) == 1
+
+
+def test_another_line_of_the_file_is_said_and_no_more(own, capsys):
+    assert own("3", "--kernels", "mine.py", more="# a comment") == 0
+    assert "'mine.py' has changed, but none of its kernels that run" in capsys.readouterr().err
+
+
+def test_no_file_runs_that_a_checkpoint_alone_names(own, capsys):
+    trapped = partial(own, "3", more="open('trap', 'w').close()")
+    assert trapped() == 2
+    assert "if you trust these files, name them: --kernels 'mine.py'" in capsys.readouterr().err
+    assert not Path("trap").exists()
+    assert trapped("--kernels", "mine.py") == 0
+    assert Path("trap").exists()
+
+
+def found(**state):
+    """The newest checkpoint of the one run, as if its state said something else."""
+    newest = checkpoint.newest(only())
+    newest.state.update(state)
+    return newest
+
+
+def test_versions_processor_and_threads_are_notes():
+    run(steps=2, save_every=1)
+    assert prepare(found(), steps=3).notes == ()
+    made_by = found().state["made_by"]
+    made_by["versions"] |= {"numba": "0.1", "gone": "1"}
+    made_by["machine"]["target"] = "generic"
+    made_by["run"]["threads"] = "64"
+    made_by["code"]["gelu_forward[vanilla]"] = "x"
+    ready = prepare(found(made_by=made_by), steps=3)
+    told = "; ".join(ready.notes)
+    was = ("'numba' is '", ", and was '0.1'", "'gone' is None", "and was 'generic'", "'threads' is '", "of 1 kernel ")
+    assert [part for part in was if part not in told] == []
+    assert ready.changes == ()
+
+
+def test_a_checkpoint_that_says_little_of_its_kernels():
+    run(steps=2, save_every=1)
+    for nonsense in ({"kernels": 3}, {"kernels": {"gelu_forward[vanilla]": None}}):
+        with pytest.raises(UserError, match="is not what it was"):
+            prepare(found(made_by=nonsense), steps=3)
+    without = found()
+    del without.state["made_by"]
+    for little in (without, found(made_by=7), found(made_by=[])):
+        assert "does not say which kernels made it" in prepare(little, steps=3).notes[0]
+
+
+NOW = {"kernels": {"a[x]": "1"}, "code": {}, "files": {"a.py": "1"}, "versions": {}, "machine": {}, "run": {}}
+WAS = "kernel 'a[x]' is not what it was"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "why", "said"),
+    [
+        ({}, {"kernels": {"a[x]": "unknown"}}, "", []),
+        ({"files": {"a.py": "2"}}, {"kernels": {"a[x]": "unknown"}}, "", [WAS]),  # it cannot be looked through
+        ({"kernels": {"a[x]": "2", "c[x]": "1"}}, {"kernels": {"a[x]": "1", "b[x]": "1"}}, "why", ["why", WAS]),
+    ],
+)
+def test_a_kernel_is_judged_by_its_text_or_its_file(then, now, why, said):
+    assert provenance.compare({**NOW, **now, **then}, {**NOW, **now}, why) == (said, [])
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({}, {"guard": "skip"}, "--guard skip leaves out the rewrite 'update'"),
+        ({}, {"guard_z": 6.0}, "--guard-z leaves out the rewrite 'update'"),
+        ({"guard": "skip"}, {"guard": "stop"}, "without --guard skip the rewrite 'update' comes in"),
+    ],
+)
+def test_a_guard_that_changes_the_rewrites_is_said_in_place_of_the_kernels(then, now, said):
+    run(steps=1, save_every=1, variant="optimized", **then)
+    settings = job.resumed(found(), {"steps": 2, **now})
+    said += f", which the run {'did not have' if then else 'had'}"
+    with pytest.raises(UserError, match=rf": {said}: the run would go on as another one; .*--accept-changes"):
+        job.prepare(settings, resume=found())
+    assert job.prepare(settings, resume=found(), accept_changes=True).changes == (f"after step 1: {said}",)
+
+
+def test_files_of_kernels_of_one_name_are_all_seen():
+    for folder, text in (("a", "x"), ("b", "y")):
+        Path(folder).mkdir()
+        Path(folder, "k.py").write_text(text)
+    files_of = partial(provenance.made_by, prepare().engine, ("a/k.py", "b/k.py"))
+    before = files_of()["files"]
+    for path in (Path("a/k.py"), Path("b/k.py")):
+        text = path.read_text()
+        path.write_text("other")
+        assert files_of()["files"].keys() == before.keys() == {"k.py"}
+        assert files_of()["files"] != before
+        path.write_text(text)
+    assert files_of()["files"] == before
+    Path("a/k.py").unlink()
+    assert files_of()["files"] != before
+
+
+def test_a_change_in_the_middle_of_a_large_text_is_refused():
+    text = bytearray(b"abcdefgh" * (6 << 17))
+    Path("large.txt").write_bytes(text)
+    run(steps=1, save_every=1, data="large.txt")
+    text[3 << 20 : 4 << 20] = b"z" * (1 << 20)
+    Path("large.txt").write_bytes(text)
+    with pytest.raises(UserError, match="holds other text"):
+        prepare(found(), steps=2)
+    older = found(corpus=load_corpus("large.txt", vocab_size=256, T=8, B=2).ends)
+    assert "ends of its text only" in prepare(older, steps=2).notes[0]
+
+
+def test_a_run_of_many_rows_goes_on_as_if_it_had_not_been_cut(monkeypatch):
+    """Over more than one epoch, shuffled row by row."""
+    monkeypatch.setattr(batches, "SORTED", 10)
+    _, whole, _ = run(steps=30, root="whole")
+    run(steps=17, save_every=17)
+    _, ready, _ = run(resume=found(), steps=30)
+    want = whole.engine.parameters()
+    assert all(np.array_equal(p, want[n]) for n, p in ready.engine.parameters().items())
+
+
+def test_an_older_checkpoint_of_many_rows_had_another_order(monkeypatch):
+    run(steps=1, save_every=1)
+    older = found(corpus=load_corpus("text.txt", vocab_size=256, T=8, B=2).ends)
+    monkeypatch.setattr(job, "SORTED", 10)
+    with pytest.raises(UserError, match="the order of the text, for 44 rows"):
+        prepare(older, steps=2)
+    settings = job.resumed(older, {"steps": 2})
+    assert "order of the text" in job.prepare(settings, resume=older, accept_changes=True).changes[0]

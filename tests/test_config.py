@@ -43,42 +43,6 @@ def test_a_runs_own_record_is_such_a_file(tmp_path):
     assert (again / "main.log").read_bytes() == (folder / "main.log").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("weight_decai = 1", "unknown 'weight_decai'; did you mean 'weight_decay'?"),
-        ("steps = '40'", "steps is '40'; expected a whole number"),
-        ("steps = true", "steps is True; expected a whole number"),
-        ("lr = 'x'", "lr is 'x'; expected a number"),
-        ("swap = 5", "swap is 5; expected a list"),
-        ("swap = [1]", "swap[0] is 1; expected a text"),
-        ("threads = 'two'", "threads is 'two'"),
-        ("overfit = 1", "overfit is 1; expected true or false"),
-        ("lr = ", "expected TOML"),
-        ("lr = -1", "--lr -1: expected a positive number"),
-        ("guard = 'on'", "--guard 'on': expected one of auto, skip, stop, off"),
-        ("schedule = 'cos'", "--schedule 'cos': expected one of constant, cosine, linear, wsd"),
-        ("decay = 'none'", "--decay 'none': expected one of all, matrices"),
-        ("warmup_steps = 2", "--warmup-steps 2: expected less than the 2 steps"),
-        ("lr_end = 2.0", "--lr-end 2.0: expected a share"),
-        ("guard_z = -1.0", "--guard-z -1.0: expected 0 or more"),
-    ],
-)
-def test_what_a_file_cannot_say_is_refused(capsys, text, said):
-    Path("d.toml").write_text('model = "gpt2-tiny"\nsteps = 2\n' * (not text.startswith("steps")) + text)
-    assert cli.main(["train", "--config", "d.toml"]) == 2
-    assert said in capsys.readouterr().err
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("name", ["nowhere.toml", "list.json", "half.json", "."])
-def test_a_file_that_is_none_is_refused(capsys, name):
-    Path("list.json").write_text("[1]")
-    Path("half.json").write_text("{")
-    assert cli.main(["train", "--config", name]) == 2
-    assert "--config" in capsys.readouterr().err
-
-
 def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     p = argparse.ArgumentParser()
     verb.flags(p)

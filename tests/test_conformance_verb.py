@@ -186,25 +186,6 @@ def test_a_process_that_died_is_started_again():
     assert answer["result"]["status"] == "PASS"
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["gleu"], "check 'gleu': no op matches; did you mean 'gelu'?"),
-        (
-            ["--variant", "optimised"],
-            "--variant 'optimised': no kernel is registered under it; did you mean 'optimized'?",
-        ),
-        (["gelu", "--variant", "blas"], "no kernel is both one of ['gelu'] and of variant ['blas']"),
-        (["--threads", "0"], "--threads '0': expected numbers of threads up to 4,096, as in 1,2,4"),
-        (["--kernels", "none.py"], "--kernels "),
-    ],
-)
-def test_what_is_refused(flags, words, capsys):
-    assert cli.main(["check", *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert words in line
-
-
 def test_a_file_without_kernels_is_refused():
     with pytest.raises(UserError, match="registers no kernel"):
         choose([], [], ["mine.py"], [])

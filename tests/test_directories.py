@@ -148,120 +148,69 @@ def test_templates_and_marks_go_through_gguf(model, tmp_path, listed):
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 109552\n"
-PICKLE = "is a pickle, which can run code when it is read, so it is not"
 
 
-def edit(name, **changes):
+def edit(name, *left_out, **changes):
     def of(folder):
-        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+        about = json.loads((folder / name).read_text()) | changes
+        (folder / name).write_text(json.dumps({k: x for k, x in about.items() if k not in left_out}))
 
     return of
 
 
-def tensors(name, change):
-    def of(folder):
-        save_file(change(load_file(folder / name)), folder / name, {"format": "pt"})
-
-    return of
+def tensors(name, **more):
+    return lambda folder: save_file(load_file(folder / name) | more, folder / name, {"format": "pt"})
 
 
 def moved(old, new):
     return lambda folder: (folder / old).rename(folder / new)
 
 
-def untied(key):
-    """Without the head, and with a config that says false or nothing."""
-
-    def of(folder):
-        edit("config.json", tie_word_embeddings=False)(folder)
-        if not key:
-            about = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(
-                json.dumps({k: x for k, x in about.items() if k != "tie_word_embeddings"})
-            )
-
-    return of
+def pointer(name):
+    return lambda folder: (folder / name).write_text(POINTER)
 
 
+MODEL, ADAPTER, ABOUT = "model.safetensors", "adapter_model.safetensors", "adapter_config.json"
+PICKLE = "is a pickle, which can run code when it is read, so it is not"
+HEAD = 'lacks .lm_head.weight.*write "tie_word_embeddings": true'
 EMBEDDING = "adapts or replaces the embedding .*; merge it in peft by merge_and_unload"
-ODD = {
-    "a pickled model": (moved("model.safetensors", "pytorch_model.bin"), f"pytorch_model.bin {PICKLE}"),
-    "a pickled model in parts": (
-        moved("model.safetensors", "pytorch_model.bin.index.json"),
-        f"pytorch_model.bin.index.json {PICKLE}",
-    ),
-    "a head that nobody ties": (untied(True), 'lacks .lm_head.weight.*write "tie_word_embeddings": true'),
-    "no word on the head": (untied(False), 'lacks .lm_head.weight.*write "tie_word_embeddings": true'),
-    **{
-        f"a pointer for {name}": (lambda folder, name=name: (folder / name).write_text(POINTER), "pointer of Git LFS")
-        for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json")
-    },
-}
-ODD_ADAPTERS = {
-    "a pickled adapter": (moved("adapter_model.safetensors", "adapter_model.bin"), f"adapter_model.bin {PICKLE}"),
-    "a pointer for the adapter": (
-        lambda folder: (folder / "adapter_model.safetensors").write_text(POINTER),
-        "pointer of Git LFS",
-    ),
-    "an adapted embedding": (edit("adapter_config.json", target_modules=["q_proj", "embed_tokens"]), EMBEDDING),
-    "a replaced embedding": (edit("adapter_config.json", modules_to_save=["model.embed_tokens"]), EMBEDDING),
-    "an embedding that peft added": (
-        tensors(
-            "adapter_model.safetensors",
-            lambda t: t | {"base_model.model.model.embed_tokens.weight": np.zeros((272, 16), "f4")},
-        ),
-        EMBEDDING,
-    ),
-    "a base on the Hub": (
-        edit("adapter_config.json", base_model_name_or_path="org/base-1B"),
-        "which is not here; give it with --base; if it is on the Hugging Face Hub, first run: hf download org/base-1B",
-    ),
-}
+HUB = "which is not here; give it with --base; if it is on the Hugging Face Hub, first run: hf download org/base-1B"
+ADDED = {"base_model.model.model.embed_tokens.weight": np.zeros((272, 16), "f4")}
+ODD = [
+    (moved(MODEL, "pytorch_model.bin"), f"pytorch_model.bin {PICKLE}"),
+    (moved(MODEL, "pytorch_model.bin.index.json"), f"pytorch_model.bin.index.json {PICKLE}"),
+    (edit("config.json", tie_word_embeddings=False), HEAD),
+    (edit("config.json", "tie_word_embeddings"), HEAD),
+    *((pointer(n), "pointer of Git LFS") for n in (MODEL, "config.json", "generation_config.json", "tokenizer.json")),
+]
+ODD_ADAPTERS = [
+    (moved(ADAPTER, "adapter_model.bin"), f"adapter_model.bin {PICKLE}"),
+    (pointer(ADAPTER), "pointer of Git LFS"),
+    (edit(ABOUT, target_modules=["q_proj", "embed_tokens"]), EMBEDDING),
+    (edit(ABOUT, modules_to_save=["model.embed_tokens"]), EMBEDDING),
+    (tensors(ADAPTER, **ADDED), EMBEDDING),
+    (edit(ABOUT, base_model_name_or_path="org/base-1B"), HUB),
+]
 
 
-@pytest.mark.parametrize("case", ODD)
-def test_an_odd_directory_says_what_it_is(case, model):
-    change, words = ODD[case]
-    change(model)
+@pytest.mark.parametrize("odd", [*ODD, *ODD_ADAPTERS])
+def test_an_odd_directory_says_what_it_is(odd, model, adapter):
+    change, words = odd
+    change(adapter if odd in ODD_ADAPTERS else model)
+
+    def opened():
+        if odd in ODD_ADAPTERS:
+            return open_adapter(adapter, open_weights(named_base(adapter)).config)
+        return get_tokenizer(str(open_weights(model).tokenizer))
+
     with pytest.raises(UserError, match=words) as e:
-        get_tokenizer(str(open_weights(model).tokenizer))
-    assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(["convert", name, "out"] for name in ("m.gguf", "m.bin")),
-        *(["data", "tokenize", name, "out"] for name in ("a.txt", "t_train.bin")),
-        ["data", "tokenize", "builtin", "out", "--tokenizer", "tokenizer.model"],
-        ["data", "show", "a.jsonl"],
-    ],
-    ids=" ".join,
-)
-def test_a_pointer_of_git_is_named_in_place_of_any_file(command, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    names = [word for word in command if "." in word]
-    for name in names:
-        (tmp_path / name).write_text(POINTER)
-    assert cli.main(command) == 2
-    error = capsys.readouterr().err
-    assert f"{names[0]!r}" in error
-    assert "it is a pointer of Git LFS in place of the file; run 'git lfs pull'" in error
-    assert [p.name for p in tmp_path.iterdir()] == names
-
-
-@pytest.mark.parametrize("case", ODD_ADAPTERS)
-def test_an_odd_adapter_says_what_it_is(case, model, adapter):
-    change, words = ODD_ADAPTERS[case]
-    change(adapter)
-    with pytest.raises(UserError, match=words) as e:
-        open_adapter(adapter, open_weights(named_base(adapter)).config)
+        opened()
     assert "\n" not in str(e.value)
 
 
 def test_an_adapter_beside_the_config_of_its_base_is_merged(model, adapter):
     assert (adapter / "config.json").is_file()
-    a, b = load_file(adapter / "adapter_model.safetensors").values()
+    a, b = load_file(adapter / ADAPTER).values()
     name = "model.layers.0.self_attn.q_proj.weight"
     base = open_weights(named_base(adapter))
     np.testing.assert_allclose(merge(base, [adapter]).read(name), base.read(name) + 2 * b @ a, atol=1e-6)
@@ -269,27 +218,13 @@ def test_an_adapter_beside_the_config_of_its_base_is_merged(model, adapter):
         open_weights(adapter)
 
 
-@pytest.mark.parametrize(
-    "buffer",
-    ["model.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb_local.inv_freq"],
-)
-def test_buffers_of_positions_are_passed_over(buffer, model):
-    tensors("model.safetensors", lambda t: t | {buffer: np.ones(4, "f4")})(model)
+@pytest.mark.parametrize("of", ["model.rotary_emb", "model.layers.0.self_attn.rotary_emb", "rotary_emb_local"])
+def test_buffers_of_positions_are_passed_over(of, model):
+    tensors(MODEL, **{f"{of}.inv_freq": np.ones(4, "f4")})(model)
     assert np.isfinite(open_weights(model).read("model.norm.weight")).all()
-    tensors("model.safetensors", lambda t: t | {buffer.replace("inv_freq", "weight"): np.ones(4, "f4")})(model)
+    tensors(MODEL, **{f"{of}.weight": np.ones(4, "f4")})(model)
     with pytest.raises(UserError, match=r"has '.*rotary_emb.*\.weight' and 0 more"):
         open_weights(model)
-
-
-def test_a_name_of_the_hub_is_no_path(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    hint = "if it is on the Hugging Face Hub, first run: hf download org/model-1B --local-dir model-1B"
-    for verb in (["generate", "--init"], ["train", "--model"], ["convert"]):
-        assert cli.main([*verb, "org/model-1B", *(["out"] if verb == ["convert"] else [])]) == 2
-        assert hint in capsys.readouterr().err
-    (tmp_path / "org").mkdir()
-    assert cli.main(["generate", "--init", "org/model-1B"]) == 2
-    assert "Hub" not in capsys.readouterr().err
 
 
 def test_a_cap_that_other_programs_ignore_is_not_written(tmp_path):

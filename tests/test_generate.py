@@ -240,12 +240,6 @@ def test_without_weights_a_preset_speaks_nonsense_by_its_seed(capsys):
     assert found["ids"] == again["ids"] != other["ids"]
 
 
-def test_weights_or_a_model_not_both_nor_none(capsys):
-    for flags in ([], ["--init", "model", "--model", "gpt2-tiny"]):
-        assert cli.main(["generate", *flags]) == 2
-        assert "either --init" in capsys.readouterr().err
-
-
 def test_a_missing_vocabulary_says_what_to_do(capsys, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
     assert cli.main(["generate", "--model", "gpt2-124M"]) == 2

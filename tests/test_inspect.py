@@ -255,17 +255,3 @@ def test_json_and_asm(capsys):
     assert k["where"].endswith("mine.py:17")
     assert cli.main(["inspect", "gelu_forward", "good", "--kernels", "mine.py", "--asm"]) == 0
     assert ",@function" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["gelu", "vanilla"], "inspect 'gelu': no such op"),
-        (["gelu_forward", "vanila"], "inspect: gelu_forward has no variant 'vanila'; did you mean 'vanilla'?"),
-        (["gelu_forward", "vanilla", "optimized", "blas"], "inspect: 3 variants; expected one or two"),
-        (["gelu_forward", "vanilla", "--parallel", "7"], "--parallel 7: expected 1 to 4"),
-    ],
-)
-def test_what_is_refused(args, said, capsys):
-    assert cli.main(["inspect", *args]) == 2
-    assert said in capsys.readouterr().err

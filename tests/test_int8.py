@@ -253,20 +253,3 @@ def test_a_weight_that_is_not_finite_is_named(made, tmp_path, capsys):
             f"model.layers.0.mlp.up_proj.weight holds {np.float32(wrong)} at (3, 5); expected finite numbers" in error
         )
     assert not (tmp_path / "runs").exists()
-
-
-REFUSED = {
-    "no frozen weight": (["--base", "int8"], "--base int8: all weights are trained; add --lora r=8, or --freeze"),
-    "bf16 for float32": (["--base", "bf16", "--lora", "r=2"], "--base bf16: products read it with --dtype bf16 alone"),
-    "another type": (["--base", "int4", "--lora", "r=2"], "--base 'int4': expected one of bf16, int8"),
-    "the embedding alone": (["--base", "int8", "--freeze", "*embed*"], "base 'int8': no product inside a block"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_base_that_cannot_be_is_refused(tmp_path, monkeypatch, capsys, case):
-    monkeypatch.chdir(tmp_path)
-    flags, error = REFUSED[case]
-    assert cli.main(["train", "--model", "llama-tiny", *FLAGS, *flags]) == 2
-    assert error in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]

@@ -1,21 +1,30 @@
-"""One engine under Ctrl-C and under several threads: its weights are always those after whole steps."""
+"""Ctrl-C and other signals, and several threads: weights are always those after whole steps, and nothing is lost."""
 
+import errno
+import itertools
+import json
 import os
+import pty
 import secrets
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from contextlib import suppress
+from fcntl import ioctl
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import Listener, raising
 from numba import types
+from small_runs import FLAGS, command, only, prepare, run, steps_of, wait_for_steps
 
 import cpuopt
-from cpuopt import Choice, cli
+from cpuopt import Choice, cli, files
 from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
@@ -25,8 +34,12 @@ from cpuopt.kernels.compile import jit, libraries
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
+from cpuopt.report import console
 from cpuopt.signals import deferred, never_lost
-from cpuopt.train import trainer
+from cpuopt.train import checkpoint, record, samples, trainer
+from cpuopt.weights import open_weights
+
+pytestmark = pytest.mark.usefixtures("small_text")
 
 ROOT = Path(cpuopt.__file__).parents[1]
 TINY, B, T = PRESETS["gpt2-tiny"], 2, 16
@@ -59,16 +72,22 @@ def bits(engine):
 MODES = {"two passes": (TWO_PASS, {}), "fused": (tuple(FUSIONS), {}), "local": (TWO_PASS, {"alone": True})}
 
 
+@cache
+def undisturbed(mode):
+    """Return the states of an engine after 0, 1, ... steps."""
+    engine = engine_of(MODES[mode][0], **MODES[mode][1])
+    states = [bits(engine)]
+    for number in range(STEPS):
+        take(engine, number)
+        states.append(bits(engine))
+    return states
+
+
 @pytest.fixture(params=MODES)
 def made(request):
-    """A function that builds an engine, and the states of an undisturbed one after 0, 1, ... steps."""
+    """A function that builds an engine, and the states of an undisturbed one."""
     fuse, how = MODES[request.param]
-    undisturbed = engine_of(fuse, **how)
-    states = [bits(undisturbed)]
-    for number in range(STEPS):
-        take(undisturbed, number)
-        states.append(bits(undisturbed))
-    return lambda: engine_of(fuse, **how), states
+    return lambda: engine_of(fuse, **how), undisturbed(request.param)
 
 
 def interrupting(engine, after, times=1):
@@ -369,3 +388,195 @@ def test_a_ctrl_c_on_the_way_to_a_folder_of_the_cache_is_not_lost(monkeypatch, t
     with pytest.raises(KeyboardInterrupt), private.opened(tmp_path):
         pass
     assert len(closed) == 2
+
+
+# Runs
+
+
+def test_a_flood_of_signals_ends_the_run_after_its_step_with_a_checkpoint():
+    """What ends a session sends several; only a second Ctrl-C is meant to interrupt."""
+    flood = raising(signal.SIGHUP, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP)
+    result, _, _ = run(Listener(2, flood), steps=9, save="out")
+    assert (result.stopped_by, result.summary["steps"]) == (signal.SIGHUP, 2)
+    assert checkpoint.newest(result.path).state["step"] == 2
+    assert not Path("out").exists()
+
+
+def test_what_was_ignored_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+    result, _, _ = run(Listener(1, raising(signal.SIGHUP)))
+    assert (result.stopped_by, result.summary["steps"]) == (0, 3)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def at_sync(monkeypatch, name, *numbers):
+    """Send signals when a folder with a name like this is first synced."""
+    right, sent = files.sync_directory, []
+
+    def sync(path):
+        if not sent and name in str(path):
+            sent.append(raising(*numbers)())
+        right(path)
+
+    monkeypatch.setattr(files, "sync_directory", sync)
+
+
+def test_ctrl_c_in_a_save_lets_it_finish(monkeypatch):
+    at_sync(monkeypatch, ".tmp-", signal.SIGINT)
+    result, _, _ = run(steps=5, save_every=2)
+    assert (result.stopped_by, result.summary["steps"]) == (signal.SIGINT, 2)
+    assert checkpoint.newest(result.path).state["step"] == 2
+    at_sync(monkeypatch, ".tmp-", signal.SIGINT)
+    result, ready, _ = run(save="out")  # all was done: there is nothing to go on with
+    assert (result.stopped_by, result.diagnosis, result.summary["interrupted"]) == (0, "", False)
+    read = open_weights(Path("out")).read
+    assert all(np.array_equal(read(n), p) for n, p in ready.engine.parameters().items())
+
+
+def test_a_second_ctrl_c_in_a_save_leaves_the_checkpoint_before_it(monkeypatch):
+    at_sync(monkeypatch, "step-00000004", signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(steps=5, save_every=2)
+    assert checkpoint.newest(only()).state["step"] == 2
+    assert os.listdir(only() / "checkpoints") == ["step-00000002"]
+
+
+@pytest.mark.parametrize("more", [{"val_every": 2}, {"sample_every": 2, "sample_tokens": 3}])
+def test_ctrl_c_in_a_validation_or_a_sample_costs_no_step(monkeypatch, more):
+    def interrupt(ready):
+        where, name = (ready.engine, "forward") if "val_every" in more else (samples, "generate")
+        right, calls = getattr(where, name), itertools.count(1)
+
+        def function(*args, **named):
+            if next(calls) == ("val_every" in more) + 1:  # one comes before the first step
+                signal.raise_signal(signal.SIGINT)
+            return right(*args, **named)
+
+        monkeypatch.setattr(where, name, function)
+
+    result, _, _ = run(change=interrupt, steps=9, val_batches=1, **more)
+    assert (result.stopped_by, result.summary["steps"]) == (signal.SIGINT, 2)
+    assert steps_of() == checkpoint.newest(result.path).state["step"] == 2
+
+
+def test_signals_that_follow_the_first_find_no_gap_until_the_summary_is_there(monkeypatch):
+    """Of a run that is the last work of its process: at each file that is written, and after the end."""
+    right, written = record.write_json, []
+
+    def write(path, content, indent):
+        if path.name in ("profile.json", "summary.json"):
+            raising(signal.SIGTERM, signal.SIGHUP)()
+        right(path, content, indent)
+        written.append(path.name)
+
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    run(Listener(1, raising(signal.SIGTERM)))
+    assert {s: signal.getsignal(s) for s in before} == before
+    ready = prepare(steps=9)
+    monkeypatch.setattr(record, "write_json", write)
+    result = trainer.train(ready, Path("last"), Listener(2, raising(*[signal.SIGTERM] * 6)), last=True)
+    raising(signal.SIGTERM, signal.SIGHUP)()
+    assert signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
+    assert written[-2:] == ["profile.json", "summary.json"]
+    assert (result.status, result.summary["steps"]) == (128 + signal.SIGTERM, 2)
+
+
+@pytest.mark.parametrize("e", [KeyboardInterrupt(), UserError("it does not compile")], ids=["interrupt", "error"])
+def test_an_interrupt_or_a_compilers_error_does_not_wait_until_all_weights_are_drawn(monkeypatch, e):
+    drawn, begun = [], threading.Event()
+    model = GPT2(TINY)
+    for _, parameter in model.named_parameters():
+
+        def init(rng, out):
+            begun.set()
+            time.sleep(0.1)
+            drawn.append(out)
+
+        monkeypatch.setattr(parameter, "init", init)
+
+    def compiled(*args, **named):
+        begun.wait()
+        raise e
+
+    monkeypatch.setattr(jit, "compile_kernels", compiled)
+    with pytest.raises(type(e)):
+        Engine(model, specs(1, 4), threads=1)
+    assert 0 < len(drawn) < len(list(model.named_parameters()))
+
+
+# What nobody reads
+
+
+def test_a_closed_terminal_ends_the_run_with_a_checkpoint():
+    """A session of its own, whose terminal goes away: SIGHUP comes, and nothing can be printed from then on."""
+    ours, theirs = pty.openpty()
+
+    def lead():
+        os.setsid()
+        ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    given = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "preexec_fn": lead}
+    running = command("train", *FLAGS, "--steps", "1000000", **given)
+    try:
+        os.close(theirs)
+        wait_for_steps(5, running)
+        os.kill(running.pid, signal.SIGSTOP)  # stopped and continued on the way
+        time.sleep(0.1)
+        os.kill(running.pid, signal.SIGCONT)
+        os.close(ours)
+        assert running.wait(60) == 128 + signal.SIGHUP
+    finally:
+        running.kill()
+    done = json.loads((only() / "summary.json").read_text())["steps"]
+    assert checkpoint.newest(only()).state["step"] == done == steps_of()
+
+
+def unread(*words):
+    """Run a command whose output goes to a pipe that is closed, as behind ``| head -1``; return status and errors."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with command(*words, stdout=theirs, stderr=subprocess.PIPE) as running:
+        os.close(theirs)
+        _, said = running.communicate(timeout=300)
+    return running.returncode, said
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_run_whose_output_nobody_reads_goes_on(more):
+    status, said = unread("train", *FLAGS, "--steps", "3", "--save", "out", *more)
+    assert status == 0, said
+    assert "Broken" not in said
+    assert json.loads((only() / "summary.json").read_text())["steps"] == 3
+    assert open_weights(Path("out")).config.n_embd == 16
+
+
+def test_a_table_that_nobody_reads_ends_the_command_without_a_word():
+    assert unread("kernels") == (1, "")
+
+
+def test_an_output_that_no_disk_takes_costs_one_line():
+    with open("/dev/full", "w") as full, command("kernels", stdout=full, stderr=subprocess.PIPE) as running:
+        assert running.communicate()[1] == "cpuopt: cannot write the output: No space left on device\n"
+    assert running.returncode == 1
+
+
+def test_only_output_that_is_lost_is_survived():
+    with console.surviving_hangup():
+        raise OSError(errno.EIO, "gone")
+    with pytest.raises(BrokenPipeError), console.surviving_hangup():
+        raise BrokenPipeError(errno.EPIPE, "no reader")
+
+
+def test_a_second_sigterm_ends_at_once():
+    code = (
+        "import time\nfrom cpuopt.isolate.process import ended_by_sigterm\n"
+        "with ended_by_sigterm():\n    try:\n        print('up', flush=True)\n        time.sleep(60)\n"
+        "    finally:\n        print('cleaning', flush=True)\n        time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        for word in ("up", "cleaning"):
+            assert process.stdout.readline().strip() == word
+            process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        assert process.wait(30) == -signal.SIGTERM
+        assert time.monotonic() - start < 20

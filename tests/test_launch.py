@@ -165,14 +165,10 @@ def launched(program, size=2):
     return ended, said, time.monotonic() - start
 
 
-def test_ranks_print_where_the_launcher_prints(capfd):
-    ended, said, _ = launched("print('rank', rank, flush=True); link.tell(run='x'); link.tell(status=rank)")
-    assert (ended.status, ended.died, ended.told, said) == (0, False, {"run": "x"}, [])
+def test_ranks_print_where_the_launcher_prints_and_the_status_is_that_of_the_first(capfd):
+    ended, said, _ = launched("print('rank', rank, flush=True); link.tell(run='x'); link.tell(status=3 - rank)")
+    assert (ended.status, ended.died, ended.told, said) == (3, False, {"run": "x"}, [])
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "rank 0", "rank 1"]
-
-
-def test_the_status_is_that_of_the_first_rank():
-    assert launched("link.tell(status=3 - rank)")[0].status == 3
 
 
 def test_an_error_of_one_rank_ends_all():
@@ -250,21 +246,38 @@ def test_a_rank_without_its_launcher_says_so_and_removes_only_what_is_a_launcher
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_mpi_listens_on_the_loopback_interface_of_one_machine(tmp_path, monkeypatch):
-    """The launcher that opens no port is taken if there is one; the libraries of the ranks are told."""
-    for name, version in (("mpiexec", "HYDRA build details"), ("mpiexec.gforker", "")):
+HYDRA = ["-launcher", "fork", "-hosts", "localhost"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "taken", "more"),
+    [
+        ({"mpiexec": "HYDRA build details"}, "mpiexec", HYDRA),
+        ({"mpiexec": "HYDRA build details", "mpiexec.gforker": ""}, "mpiexec.gforker", []),  # which opens no port
+        ({"mpiexec": "mpirun (Open MPI) 5.0.11"}, "mpiexec", ["--bind-to", "none"]),
+    ],
+)
+def test_each_mpiexec_gets_its_own_flags(versions, taken, more, tmp_path, monkeypatch):
+    for name, version in versions.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{version}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert mpiexec(2, ["x"]) == [str(tmp_path / "mpiexec.gforker"), "-n", "2", "x"]
-    (tmp_path / "mpiexec.gforker").unlink()
-    assert mpiexec(2, ["x"]) == [str(tmp_path / "mpiexec"), "-launcher", "fork", "-hosts", "localhost", "-n", "2", "x"]
-    monkeypatch.undo()
-    show = "import os; print(os.environ['UCX_NET_DEVICES'], os.environ['FI_TCP_IFACE'], file=open('shown', 'w'))"
+    assert mpiexec(3, ["x"])[0] == str(tmp_path / taken)
+    assert mpiexec(3, ["x"])[1 : 1 + len(more)] == more
+    assert mpiexec(3, ["x"])[-3:] == ["-n", "3", "x"]
+    for name in versions:
+        (tmp_path / name).unlink()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"no mpiexec; install it with: pip install 'cpuopt\[mpi\]'"):
+        mpiexec(3, [])
+
+
+def test_the_libraries_of_ranks_are_told_to_take_the_loopback_interface(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FI_TCP_IFACE", "eth7")
+    show = "import os; print(os.environ['UCX_NET_DEVICES'], os.environ['FI_TCP_IFACE'], file=open('shown', 'w'))"
     Launch([sys.executable, "-c", show], 1, lambda text: None).run()
-    assert (tmp_path / "shown").read_text() == "lo eth7\n"
+    assert Path("shown").read_text() == "lo eth7\n"
 
 
 HANGS = """
@@ -310,27 +323,6 @@ def test_the_watchdog_waits_for_twenty_medians():
             limits.append(dog.limit_s)
     assert limits == [1800, 60, 60, 100]
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("version", "more"),
-    [
-        ("HYDRA build details", ["-launcher", "fork", "-hosts", "localhost"]),
-        ("mpirun (Open MPI) 5.0.11", ["--bind-to", "none"]),
-    ],
-)
-def test_each_mpiexec_gets_its_own_flags(version, more, tmp_path, monkeypatch):
-    (fake := tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho '{version}'\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    made = mpiexec(3, ["python"])
-    assert made[:1] == [str(fake)]
-    assert made[-3:] == ["-n", "3", "python"]
-    assert made[1 : 1 + len(more)] == more
-    fake.unlink()
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"no mpiexec; install it with: pip install 'cpuopt\[mpi\]'"):
-        mpiexec(3, [])
 
 
 DIES = """

@@ -167,31 +167,6 @@ TRAIN = ["train", *SMALL, "--variant", "vanilla", "--lr", "0.01", "--val-every",
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (
-            ["--momentum", "0.5"],
-            "--momentum 0.5: adamw has no momentum; it has --lr, --beta1, --beta2, --eps, --weight-d",
-        ),
-        (
-            ["--optimizer", "sgd", "--beta1", "0.5"],
-            "--beta1 0.5: sgd has no beta1; it has --lr, --momentum, --weight-de",
-        ),
-        (
-            ["--optimizer", "lion", "--eps", "1"],
-            "--eps 1.0: lion has no eps; it has --lr, --beta1, --beta2, --weight-d",
-        ),
-        (["--optimizer", "sgd", "--momentum", "1"], "--momentum 1.0: expected 0 or more, and less than 1"),
-        (["--optimizer", "lyon"], "--optimizer 'lyon': there is no such; did you mean 'lion'?"),
-    ],
-)
-def test_flags_that_do_not_suit_the_optimizer(flags, words, capsys, tmp_path):
-    assert cli.main([*TRAIN, *flags, "--runs", str(tmp_path)]) == 2
-    assert words in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     ("numbers", "words"),
     [
         ({"sgd": {"mometum": 0.5}}, "sgd: .*expected numbers by name, of lr, momentum"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from listening import Listener
-from test_faults import _here, run  # noqa: F401  (a fixture)
+from small_runs import run
 
 from cpuopt import cli
 from cpuopt.errors import UserError
@@ -16,6 +16,7 @@ from cpuopt.train import checkpoint, job, record
 from cpuopt.train import trainer as training
 from cpuopt.train.trainer import train
 
+pytestmark = pytest.mark.usefixtures("small_text")
 ROOT = Path("runs")
 
 

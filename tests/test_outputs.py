@@ -1,21 +1,27 @@
-"""What a command writes: never a device, a link or an input, and never two outputs in one place."""
+"""What a command writes: never a device, a link or an input, no two outputs in one place; and weights arrive whole."""
 
+import errno
 import os
 import socket
 import stat
 from argparse import _SubParsersAction
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
+import numpy as np
 import pytest
+from listening import Listener
+from small_runs import FLAGS, prepare, run
 
-from cpuopt import cli, kernels
+from cpuopt import cli, files, kernels
 from cpuopt.cli import common
+from cpuopt.data import corpus
 from cpuopt.errors import UserError
 from cpuopt.files import write_whole
 from cpuopt.files.outputs import Output, check, check_apart, check_unread
 from cpuopt.library import magics
-from cpuopt.train import inputs
-from cpuopt.weights import check_target
+from cpuopt.train import checkpoint, inputs, record
+from cpuopt.weights import check_target, open_weights
 
 SMALL = ["--model", "gpt2-tiny", "-B", "2", "-T", "8", "--data", "text.txt", "--steps", "5"]
 KERNEL = ["--kernels", "mine.py"]
@@ -85,10 +91,6 @@ def test_every_path_of_every_verb_is_known_as_an_input_or_an_output():
     assert written == set(COMMANDS)
 
 
-def pipe(path):
-    os.mkfifo(path)
-
-
 def device(path):
     os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
@@ -103,21 +105,21 @@ def folder(path):
     (path / "inside").touch()
 
 
-def link(path):
+def link(path, to="target"):
     Path("target").write_text("mine")
-    path.symlink_to("target")
+    path.symlink_to(to)
 
 
 def link_to_nothing(path):
-    path.symlink_to("nothing")
+    link(path, "nothing")
 
 
 def link_to_a_device(path):
-    path.symlink_to("/dev/null")
+    link(path, "/dev/null")
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can")
-PLACES = [pipe, unix_socket, folder, link, link_to_nothing, link_to_a_device, pytest.param(device, marks=as_root)]
+PLACES = [os.mkfifo, unix_socket, folder, link, link_to_nothing, link_to_a_device, pytest.param(device, marks=as_root)]
 
 
 def state():
@@ -140,8 +142,7 @@ def test_no_output_replaces_anything_but_a_regular_file(capsys, verb, flag, make
     place = {"target": "place_val.bin"}.get(flag, "place") if verb == "data" else "place"
     make(Path(place))
     if verb == "runs":
-        record = Path("runs/it")
-        record.mkdir(parents=True)
+        Path("runs/it").mkdir(parents=True)
     words = [*COMMANDS[verb, flag], *([flag] if flag.startswith("-") else []), "place"]
     line = refused(capsys, *words)
     assert place in line
@@ -182,24 +183,29 @@ def by_another_way(name):
     return f"round/{name}"
 
 
+READING = f"train {' '.join(SMALL)} --kernels mine.py --config settings.toml --tokenizer tokenizer.bin --trace"
+
+
 @pytest.mark.parametrize("alias", [str, hard_link, by_another_way])
-@pytest.mark.parametrize("read", ["text.txt", "mine.py", "beside.py", "settings.toml", "tokenizer.bin"])
-def test_no_output_is_an_input(capsys, read, alias):
-    for name in ("beside.py", "settings.toml", "tokenizer.bin"):
-        Path(name).write_text("lr = 1\n" if name.endswith("toml") else "#")
-    words = ["train", *SMALL, *KERNEL, "--config", "settings.toml", "--tokenizer", "tokenizer.bin"]
-    line = refused(capsys, *words, "--trace", alias(read))
-    assert "--trace" in line
-    assert "this command reads it" in line
-
-
-@pytest.mark.parametrize("read", ["model/config.json", "model/model.safetensors", "model/deep/x"])
-def test_no_output_is_in_a_folder_that_is_read(capsys, read):
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        *((READING, name) for name in ("text.txt", "mine.py", "beside.py", "settings.toml", "tokenizer.bin")),
+        *(("profile --init model --data text.txt --html", f"model/{name}") for name in ("config.json", "deep/x")),
+        ("train --config names.toml --html", "text.txt"),
+        ("bench --model gpt2-tiny --peer-python python --out", "python"),
+    ],
+)
+def test_no_output_is_an_input(capsys, command, read, alias):
     Path("model/deep").mkdir(parents=True)
-    Path(read).touch()
-    words = ["profile", "--init", "model", "--data", "text.txt"]
-    assert "this command reads it" in refused(capsys, *words, "--html", read)
-    assert "this command reads it" in refused(capsys, *words, "--html", hard_link(read))
+    Path("settings.toml").write_text("lr = 1\n")
+    Path("names.toml").write_text("data = 'text.txt'\nmodel = 'gpt2-tiny'\n")
+    for name in ("beside.py", "tokenizer.bin", "python", "model/config.json", "model/deep/x"):
+        Path(name).touch()
+    line = refused(capsys, *command.split(), alias(read))
+    assert command.split()[-1] in line
+    assert "this command reads it" in line
+    assert "names.toml" not in command or "reads it (text.txt)" in line
 
 
 def test_a_new_page_in_the_folder_of_a_run_may_be_written_again():
@@ -208,10 +214,7 @@ def test_a_new_page_in_the_folder_of_a_run_may_be_written_again():
     check_unread([Output("--html", Path("run/report.html"))], [Path("run")])
 
 
-def test_neither_the_package_nor_the_python_of_a_peer_is_replaced(capsys):
-    Path("python").touch()
-    words = ["bench", "--model", "gpt2-tiny", "--peer-python", "python"]
-    assert "this command reads it" in refused(capsys, *words, "--out", "python")
+def test_the_package_is_not_replaced(capsys):
     source = Path(cli.__file__)
     before = source.read_bytes()
     assert "this command reads it" in refused(capsys, "ad", "gelu_forward", "--html", str(source))
@@ -226,39 +229,34 @@ def test_the_working_directory_is_no_place_for_weights(name, tmp_path, monkeypat
         check_target(Path(name))
 
 
-def test_settings_of_a_file_name_inputs_too(capsys):
-    Path("a.toml").write_text("data = 'text.txt'\nmodel = 'gpt2-tiny'\n")
-    assert "reads it (text.txt)" in refused(capsys, "train", "--config", "a.toml", "--html", "text.txt")
-
-
 def test_all_files_of_a_glob_and_the_held_out_tokens_are_inputs():
     for name in ("a.md", "b.md", "x_train.bin", "x_val.bin"):
         Path(name).touch()
-    for data, files in (("*.md", {"a.md", "b.md"}), ("x_train.bin", {"x_train.bin", "x_val.bin"})):
-        assert {str(p) for p in inputs.of({"data": data}) if not p.is_absolute()} == files
+    for data, read in (("*.md", {"a.md", "b.md"}), ("x_train.bin", {"x_train.bin", "x_val.bin"})):
+        assert {str(p) for p in inputs.of({"data": data}) if not p.is_absolute()} == read
 
 
 @pytest.mark.parametrize(
-    ("words", "flags"),
+    "words",
     [
-        (["--html", "x", "--trace", "x"], ("--html", "--trace")),
-        (["--html", "x", "--trace", "./X"], ("--html", "--trace")),
-        (["--html", "x", "--trace", "../{here}/x"], ("--html", "--trace")),
-        (["--html", "one", "--trace", "two"], ("--html", "--trace")),  # one file under two names
-        (["--html", "new", "--save", "new"], ("--html", "--save")),
-        (["--html", "empty/x", "--save", "empty"], ("--html", "--save")),
-        (["--trace", "tokenizer.json", "--save", "m.bin"], ("--trace", "--save")),
-        (["--runs", "new", "--save", "new"], ("--runs", "--save")),
-        (["--runs", "empty/runs", "--save", "empty"], ("--runs", "--save")),
-        (["--runs", "new", "--html", "new"], ("--runs", "--html")),
+        "--html x --trace x",
+        "--html x --trace ./X",
+        "--html x --trace ../{here}/x",
+        "--html one --trace two",  # one file under two names
+        "--html new --save new",
+        "--html empty/x --save empty",
+        "--trace tokenizer.json --save m.bin",
+        "--runs new --save new",
+        "--runs empty/runs --save empty",
+        "--runs new --html new",
     ],
 )
-def test_no_two_outputs_lie_on_each_other(capsys, words, flags):
+def test_no_two_outputs_lie_on_each_other(capsys, words):
     Path("empty").mkdir()
     Path("one").touch()
     os.link("one", "two")
-    line = refused(capsys, "train", *SMALL, *(w.format(here=Path.cwd().name) for w in words))
-    assert all(flag in line for flag in flags)
+    line = refused(capsys, "train", *SMALL, *words.format(here=Path.cwd().name).split())
+    assert all(flag in line for flag in words.split()[::2])
     assert "writes there too" in line
 
 
@@ -268,8 +266,6 @@ def test_outputs_beside_each_other_are_right():
 
 
 def test_tokens_are_written_both_or_not_at_all(capsys, monkeypatch):
-    from cpuopt.data import corpus
-
     right = corpus.write_tokens
 
     def full(path, *args, **more):
@@ -281,12 +277,7 @@ def test_tokens_are_written_both_or_not_at_all(capsys, monkeypatch):
     assert "the disk is full" in refused(capsys, "data", "tokenize", "text.txt", "mine")
 
 
-@pytest.mark.parametrize("name", ["", ".", "/"])
-def test_a_name_of_tokens_that_is_none(capsys, name):
-    assert "expected the beginning of a file's name" in refused(capsys, "data", "tokenize", "text.txt", name)
-
-
-@pytest.mark.parametrize("make", [link, pipe])
+@pytest.mark.parametrize("make", [link, os.mkfifo])
 def test_a_cell_is_written_to_a_file_only(make):
     make(Path("mine_gelu_forward.py"))
     before = state()
@@ -297,3 +288,149 @@ def test_a_cell_is_written_to_a_file_only(make):
 
 def test_no_kernel_was_loaded_by_these():
     assert kernels.imported(Path("mine.py").resolve()) is None
+
+
+# What a run saves, and where
+
+
+def weights_are(path, ready):
+    read = open_weights(Path(path)).read
+    return all(np.array_equal(read(n), p) for n, p in ready.engine.parameters().items())
+
+
+def test_what_a_killed_save_left_costs_no_weights_and_goes_away(capsys):
+    pid = os.getpid()  # in a container, the next process has the same number
+    for name in (f".tmp-out-{pid}", ".tmp-out-0123abcd", ".tmp-out-more-0123abcd", ".tmp-out", ".tmp-again-0123abcd"):
+        Path(name).mkdir()
+        Path(name, "model.safetensors").write_bytes(b"half")
+    Path(".tmp-model.bin-0123abcd").write_bytes(b"half")
+    _, ready, listener = run(save="out")
+    assert listener.notes == ["removed .tmp-out-0123abcd, left by an interrupted save"]
+    assert weights_are("out", ready)
+    _, _, listener = run(save="model.bin")
+    assert listener.notes == ["removed .tmp-model.bin-0123abcd, left by an interrupted save"]
+    assert cli.main(["convert", "out", "again"]) == 0
+    assert "removed .tmp-again-0123abcd" in capsys.readouterr().err
+    left = {p.name for p in Path.cwd().iterdir() if p.name.startswith(".tmp")}
+    assert left == {f".tmp-out-{pid}", ".tmp-out-more-0123abcd", ".tmp-out"}  # not of the form that is ours
+
+
+def test_what_a_living_process_writes_is_not_a_leftover():
+    with files.whole_directory(Path("out").absolute()) as part:
+        assert files.remove_leftovers(Path("out").absolute()) == []
+        assert part.is_dir()
+    with open(".tmp-x.bin-0123abcd", "wb") as file:
+        flock(file, LOCK_EX)
+        assert files.remove_leftovers(Path("x.bin").absolute()) == []
+    assert files.remove_leftovers(Path("x.bin").absolute()) == [".tmp-x.bin-0123abcd"]
+
+
+def test_names_are_not_made_from_the_number_of_the_process(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    with files.whole_directory(Path("a/b")) as one, files.whole_directory(Path("a/b")) as other:
+        assert one != other
+
+
+@pytest.mark.parametrize(("name", "other"), [("out", "out-2"), ("model.bin", "model-2.bin")])
+def test_a_place_that_was_taken_meanwhile_is_left_alone_and_another_one_said(name, other):
+    result, _, listener = run(Listener(1, lambda: Path(name).write_text("mine")), save=name)
+    assert Path(name).read_text() == "mine"
+    assert result.diagnosis == f"the weights are at {other!r}, not at {name!r}"
+    assert "is there already" in listener.notes[0]
+    assert result.summary["weights"] == other
+    assert open_weights(Path(other)).config.n_embd == 16
+
+
+def test_a_disk_that_fails_sends_the_weights_to_the_run(monkeypatch):
+    right = files.write_synced
+
+    def full(path, parts):
+        if "elsewhere" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        right(path, parts)
+
+    monkeypatch.setattr(files, "write_synced", full)
+    monkeypatch.setattr("cpuopt.weights.huggingface.write_synced", full)
+    for name in ("elsewhere/model.bin", "elsewhere/out"):
+        result, ready, listener = run(save=name)
+        there = result.path / Path(name).name
+        assert result.diagnosis == f"the weights are at {str(there)!r}, not at {name!r}"
+        assert "No space left" in listener.notes[0]
+        assert weights_are(there, ready)
+        assert not any(Path("elsewhere").iterdir())
+
+
+def test_weights_that_nothing_takes_are_a_failure(monkeypatch):
+    def refuse(path, *args, **more):
+        raise UserError(f"cannot write {str(path)!r}: no")
+
+    monkeypatch.setattr("cpuopt.train.trainer.save_weights", refuse)
+    result, _, listener = run(save="out")
+    assert result.diagnosis == "the weights are not at 'out', and nowhere else"
+    assert len(listener.notes) == 2
+    assert result.summary["weights"] is None
+
+
+@pytest.mark.parametrize("save", [["--save", "out"], []])
+def test_weights_that_are_no_numbers_are_not_saved_and_the_status_says_so(capsys, save):
+    assert cli.main(["train", *FLAGS, "--steps", "5", "--lr", "1e30", "--guard", "off", *save]) == 1
+    assert "the weights are not finite after step 5: " in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_name_that_no_disk_takes_is_refused_before_the_training():
+    for name in ("n" * 255, "n" * 240 + ".bin", "n" * 300, "a\0b"):
+        with pytest.raises(UserError, match="nothing can be written to"):
+            prepare(save=name)
+
+
+# Links, and two runs
+
+
+def test_a_link_in_the_place_of_weights_is_refused_whatever_it_leads_to():
+    Path("disk/empty").mkdir(parents=True)
+    for name, target in (("out", "disk/empty"), ("out2", "disk/new"), ("model.bin", "disk/m.bin"), ("round", "round")):
+        os.symlink(target, name)
+        with pytest.raises(UserError, match="is there already"):
+            prepare(save=name)
+    assert os.listdir("disk") == ["empty"]
+
+
+def test_a_folder_of_runs_and_one_of_checkpoints_may_be_links():
+    Path("disk/runs").mkdir(parents=True)
+    os.symlink("disk/runs", "runs")
+    result, _, _ = run(steps=4, save_every=2)
+    os.rename(result.path / "checkpoints", "disk/checkpoints")
+    os.symlink(Path("disk/checkpoints").absolute(), result.path / "checkpoints")
+    outside = Path("disk/outside").absolute()
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    for name in ("step-00000001", ".tmp-step-00000009-0123abcd"):
+        os.symlink(outside, result.path / "checkpoints" / name)
+    _, _, listener = run(resume=checkpoint.newest(result.path), steps=8)
+    assert listener.notes == ["removed .tmp-step-00000009-0123abcd, left by an interrupted save"]
+    assert sorted(os.listdir("disk/checkpoints")) == ["step-00000006", "step-00000008"]
+    assert (outside / "file").read_text() == "mine"
+    assert checkpoint.newest(result.path).state["step"] == 8
+
+
+def test_a_link_to_no_folder_of_runs_is_refused_at_once():
+    os.symlink("nowhere", "runs")
+    with pytest.raises(UserError, match="--runs runs: "):
+        record.check_root(Path("runs"))
+
+
+def test_two_runs_of_one_name_at_one_instant_both_have_a_folder(monkeypatch):
+    right, names = Path.mkdir, []
+
+    def mkdir(path, *args, **more):
+        if path.parent.name == "runs" and not path.exists() and len(names) < 2:
+            names.append(path.name)
+            right(path)  # the other process was faster
+        right(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with record.Run(Path("here/runs"), "train", {}) as mine:
+        assert mine.path.name.endswith("-train.3")
+    assert names == [mine.path.name[:-2], f"{mine.path.name[:-2]}.2"]
+    assert {p.name for p in Path("here/runs").iterdir()} == {mine.path.name, *names}

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt.cli import main
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.queue import deal, take
@@ -231,21 +230,6 @@ def test_kernels_are_cut_for_the_predicted_threads(said):
     assert chunks["attention_forward"] == {"1": 4, "2": 4, "16": 4, "64": 4}  # heads of two rows
     alone = chunks["matmul_gelu_forward"]  # one call; of several, the clock decides whose chunks are shown
     assert alone["1"] < alone["16"]  # smaller chunks for more threads
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--project", "1,16"], "--project 1: one thread"),
-        (["--project", "many"], "--project 'many': expected numbers"),
-        (["--threads", "0"], "--threads '0': expected numbers"),
-        (["--steps", "2"], "--steps 2: expected 3 or more"),
-        (["--bandwidth", "0"], "--bandwidth 0: expected GB/s"),
-    ],
-)
-def test_wrong_flags_are_refused(words, why, capsys):
-    assert main(["scale", *words]) == 2
-    assert why in capsys.readouterr().err
 
 
 def test_the_instruments_own_time_is_no_part_of_a_step():

@@ -299,17 +299,6 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "again.html").read_text() == (tmp_path / "s.html").read_text()
 
 
-@pytest.mark.parametrize(("flags", "said"), [
-    ([], "--over is missing"),
-    (["--over", "N=4", "--over", "N=8"], "expected each symbol once"),
-    (["--over", "N=4", "--variants", "optimised"], "no variant 'optimised'; did you mean 'optimized'?"),
-    (["--over", "BT=4"], "--over BT: gelu_forward has the symbols N"),
-])  # fmt: skip
-def test_wrong_flags_are_refused(flags, said, capsys, tmp_path):
-    assert cli.main(["sweep", "gelu_forward", *flags, "--runs", str(tmp_path), "--threads", "1"]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_python_measures_too(tmp_path):
     found = cpuopt.sweep("gelu_forward", {"N": [512, 1024]}, variants=["optimized", "vanilla"], rounds=3, threads=1)
     assert [(r["variant"], r["sizes"]["N"]) for r in found.record["rows"]] == [

@@ -8,15 +8,16 @@ import struct
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from cpuopt import cli, kernels, models
-from cpuopt.data import companions, encoding, untrusted
+from cpuopt.data import companions, corpus, encoding, untrusted
 from cpuopt.data.corpus import load_corpus
 from cpuopt.data.encoding import encode_text, parts
 from cpuopt.data.pieces import Pieces
-from cpuopt.data.tokenizers import BYTES, get_tokenizer, tokenizer_files
+from cpuopt.data.tokenizers import BYTES, GPT2_VOCABULARY, get_tokenizer, tokenizer_files, vocabulary_places
 from cpuopt.data.tokens import read_tokens
 from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, evaluate, settings
@@ -37,33 +38,25 @@ def _here(here):
 
 
 READERS = {
-    "config.json": lambda p: models.read_config(p),
-    "model.safetensors.index.json": lambda p: open_weights(p),
-    "model.safetensors": lambda p: TensorFile(p),
-    "gpt2.bin": lambda p: llmc.open_model(p),
-    "llama.bin": lambda p: llama2c.open_model(p),
+    "config.json": models.read_config,
+    "model.safetensors.index.json": open_weights,
+    "model.safetensors": TensorFile,
+    "gpt2.bin": llmc.open_model,
+    "llama.bin": llama2c.open_model,
     "tokenizer.json": lambda p: get_tokenizer(str(p)),
-    "tokenizer.bin": lambda p: Pieces(p),
+    "tokenizer.bin": Pieces,
     "tokenizer.model": lambda p: get_tokenizer(str(p)),
     "tokenizer_copy.json": lambda p: tokenizer_files(str(p)),
-    "tokens.bin": lambda p: read_tokens(p),
+    "tokens.bin": read_tokens,
     "choices.bin": lambda p: evaluate.read_examples(p, 256),
-    "settings.toml": lambda p: settings.read(p),
-    "settings.json": lambda p: settings.read(p),
+    "settings.toml": settings.read,
+    "settings.json": settings.read,
     "mine.py": lambda p: kernels.load_all([p]),
 }
 
 
-def pipe(path):
-    os.mkfifo(path)
-
-
 def device(path):
     path.symlink_to("/dev/zero")
-
-
-def folder(path):
-    path.mkdir()
 
 
 def gigabyte(path):
@@ -71,7 +64,7 @@ def gigabyte(path):
     os.truncate(path, 1 << 30)
 
 
-@pytest.mark.parametrize("make", [pipe, device, folder, gigabyte])
+@pytest.mark.parametrize("make", [os.mkfifo, device, Path.mkdir, gigabyte])
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_no_file_of_usual_size_is_refused_at_once(name, make):
     path = Path(name)
@@ -93,7 +86,7 @@ def test_a_companion_of_a_gigabyte_is_refused(name):
         companions.beside(Path("tokenizer.json"))
 
 
-@pytest.mark.parametrize("make", [pipe, device, gigabyte])
+@pytest.mark.parametrize("make", [os.mkfifo, device, gigabyte])
 @pytest.mark.parametrize("flag", ["--model", "--init"])
 def test_a_folder_whose_config_is_no_file(flag, make, capsys):
     Path("m").mkdir()
@@ -104,7 +97,7 @@ def test_a_folder_whose_config_is_no_file(flag, make, capsys):
     assert "'m/config.json' is no JSON object: it is no file of at most 16 MB" in line
 
 
-@pytest.mark.parametrize("make", [pipe, device, gigabyte])
+@pytest.mark.parametrize("make", [os.mkfifo, device, gigabyte])
 @pytest.mark.parametrize("name", [checkpoint.MANIFEST, checkpoint.STATE])
 def test_a_checkpoint_of_such_files(make, name):
     path = Path("run/checkpoints/step-00000001")
@@ -117,7 +110,7 @@ def test_a_checkpoint_of_such_files(make, name):
 # Tokenizers
 
 
-def tokenizer(normalizer=None, before=None, decoder=None, added=()):
+def tokenizer(normalizer=None, before=None, added=(), **model):
     """Write a tokenizer.json whose tokens are single bytes; return its path."""
     vocab = {c: i for i, c in enumerate(sorted(BYTES))} | {"▁": 256, "é": 257}
     content = {
@@ -126,8 +119,8 @@ def tokenizer(normalizer=None, before=None, decoder=None, added=()):
         "normalizer": normalizer,
         "pre_tokenizer": before or BYTE_LEVEL,
         "post_processor": None,
-        "decoder": decoder or BYTE_LEVEL,
-        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": False, "fuse_unk": False},
+        "decoder": BYTE_LEVEL,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": False, "fuse_unk": False, **model},
     }
     Path("tokenizer.json").write_text(json.dumps(content))
     return "tokenizer.json"
@@ -141,12 +134,18 @@ def sequence(*normalizers):
     return {"type": "Sequence", "normalizers": list(normalizers)}
 
 
+def split(pattern):
+    parts = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [parts, BYTE_LEVEL | {"use_regex": False}]}
+
+
 def charsmap(*texts):
     """Make a table of SentencePiece's kind, without its trie."""
     table = struct.pack("<I", 0) + b"".join(t + b"\0" for t in texts)
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
 
 
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 GROWING = {
     "doubled 40 times": sequence(*[replace("a", "aa")] * 40),
     "nested": sequence(sequence(*[replace("a", "aa")] * 6), sequence(*[replace("a", "aa")] * 6)),
@@ -158,35 +157,22 @@ GROWING = {
     "a table": charsmap(b"short", b"a" * 2000),
     "no object": [replace("a", "aa")],
 }
+REFUSED = {
+    **{name: ({"normalizer": x}, "(times|bytes|part)") for name, x in GROWING.items()},
+    "steps before the model": (
+        {"before": {"type": "Sequence", "pretokenizers": [BYTE_LEVEL | {"use_regex": False}] * 30}},
+        "1024 times as long",
+    ),
+    **{name: ({name: "#" * 1000}, f"{name} has 1000 characters; expected 8 at most") for name in AFFIXES},
+    "a pattern that panics": ({"before": split("(" * 40)}, ""),  # at the single letter that a file is tried with
+}
 
 
-@pytest.mark.parametrize("normalizer", GROWING.values(), ids=GROWING)
-def test_a_tokenizer_that_can_grow_without_bound_is_refused(normalizer):
-    path = tokenizer(normalizer)
-    with pytest.raises(
-        UserError, match=r"'tokenizer.json' is no tokenizer.json that can be read: .*(times|bytes|part)"
-    ):
-        get_tokenizer(path)
-
-
-@pytest.mark.parametrize("name", ["continuing_subword_prefix", "end_of_word_suffix"])
-def test_a_text_that_is_joined_with_each_character_is_short(name):
-    path = Path(tokenizer())
-    content = json.loads(path.read_text())
-    for affix, right in (("##", True), ("#" * 1000, False)):
-        content["model"][name] = affix
-        if right:
-            assert untrusted.growth(content) == 3
-        else:
-            path.write_text(json.dumps(content))
-            with pytest.raises(UserError, match=f"{name} has 1000 characters; expected 8 at most"):
-                get_tokenizer(str(path))
-
-
-def test_steps_before_the_model_count_too():
-    steps = [BYTE_LEVEL | {"use_regex": False}] * 30
-    with pytest.raises(UserError, match="1024 times as long"):
-        get_tokenizer(tokenizer(before={"type": "Sequence", "pretokenizers": steps}))
+@pytest.mark.parametrize(("parts", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_tokenizer_that_can_grow_without_bound_or_panics_is_refused(parts, words, capfd):
+    with pytest.raises(UserError, match=rf"'tokenizer.json' is no tokenizer.json that can be read.*{words}"):
+        get_tokenizer(tokenizer(**parts))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("normalizer", [replace("e", "e" * 300), sequence(*[replace("e", "ee")] * 8)])
@@ -219,8 +205,7 @@ def test_usual_tokenizers_are_not_touched_by_it():
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "^(([a-z])+.)+[A-Z]([a-z])+$"])
 def test_a_pattern_that_panics_is_one_line(pattern, capfd):
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    path = tokenizer(before={"type": "Sequence", "pretokenizers": [split, BYTE_LEVEL | {"use_regex": False}]})
+    path = tokenizer(before=split(pattern))
     Path("text.txt").write_text("a" * 60 + "!\n")
     assert cli.main(["data", "tokenize", "text.txt", "mine", "--tokenizer", path]) == 2
     (line,) = capfd.readouterr().err.splitlines()
@@ -228,14 +213,6 @@ def test_a_pattern_that_panics_is_one_line(pattern, capfd):
     assert "retry-limit-in-match" in line
     os.write(2, b"still there\n")
     assert capfd.readouterr().err == "still there\n"
-
-
-def test_a_pattern_that_panics_while_the_file_is_read_is_one_line(capfd):
-    """The first text that a file is tried with is a single letter."""
-    split = {"type": "Split", "pattern": {"Regex": "(" * 40}, "behavior": "Isolated", "invert": False}
-    with pytest.raises(UserError, match=r"is no tokenizer.json that can be read"):
-        get_tokenizer(tokenizer(before=split))
-    assert capfd.readouterr().err == ""
 
 
 # Long texts
@@ -262,7 +239,6 @@ def test_a_text_of_one_line_is_cut_before_a_word(monkeypatch):
 
 
 def test_the_bytes_of_a_text_are_decoded_in_stretches(monkeypatch):
-    import numpy as np
 
     text = "größer 你好 \U0001f600\n".encode() * 50 + b"\xff\xe4\xbd"
     whole = text.decode(errors="replace")
@@ -289,3 +265,36 @@ def test_the_growth_of_part_is_bounded_by_the_same_numbers():
     assert untrusted.growth({"normalizer": sequence(replace(" ", "▁"), {"type": "Prepend", "prepend": "▁"})}) == 12
     assert untrusted.growth({"pre_tokenizer": BYTE_LEVEL}) == 3
     assert untrusted.growth({}) == 1
+    for name in AFFIXES:
+        assert untrusted.growth(json.loads(Path(tokenizer(**{name: "##"})).read_text())) == 3
+
+
+def test_a_nul_byte_anywhere_is_no_text(monkeypatch):
+    monkeypatch.setattr(corpus, "PIECE", 1000)
+    whole = bytearray(b"some text\n" * 20_000)
+    Path("a.txt").write_bytes(whole)
+    assert load_corpus("a.txt", vocab_size=256, T=8, B=1).n_tokens == len(whole)
+    for at in (0, 70_000, 131_072, len(whole) - 1):
+        Path("a.txt").write_bytes(whole[:at] + b"\0" + whole[at + 1 :])
+        with pytest.raises(UserError, match=f"byte {at} is NUL" if at else "is not text"):
+            load_corpus("a.txt", vocab_size=256, T=8, B=1)
+
+
+VOCABULARIES = {
+    "tampered": lambda place: place.write_bytes(b"IQ== 0\n" * (GPT2_VOCABULARY.size // 7)),
+    "short": Path.touch,
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "loop": lambda place: place.symlink_to(place),
+    "missing": lambda place: None,
+}
+
+
+@pytest.mark.parametrize("make", VOCABULARIES.values(), ids=VOCABULARIES)
+def test_a_vocabulary_that_is_not_the_published_one(make, monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    (place,) = vocabulary_places()
+    make(place)
+    with pytest.raises(UserError, match="missing or damaged; run `cpuopt data prepare"):
+        get_tokenizer("gpt2")
+    assert not GPT2_VOCABULARY.is_at(place)
