@@ -254,7 +254,7 @@ HYDRA = ["-launcher", "fork", "-hosts", "localhost"]
     [
         ({"mpiexec": "HYDRA build details"}, "mpiexec", HYDRA),
         ({"mpiexec": "HYDRA build details", "mpiexec.gforker": ""}, "mpiexec.gforker", []),  # which opens no port
-        ({"mpiexec": "mpirun (Open MPI) 5.0.11"}, "mpiexec", ["--bind-to", "none"]),
+        ({"mpiexec": "mpirun (Open MPI) 5.0.11"}, "mpiexec", ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]),
     ],
 )
 def test_each_mpiexec_gets_its_own_flags(versions, taken, more, tmp_path, monkeypatch):
@@ -262,9 +262,8 @@ def test_each_mpiexec_gets_its_own_flags(versions, taken, more, tmp_path, monkey
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{version}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert mpiexec(3, ["x"])[0] == str(tmp_path / taken)
-    assert mpiexec(3, ["x"])[1 : 1 + len(more)] == more
-    assert mpiexec(3, ["x"])[-3:] == ["-n", "3", "x"]
+    made = [word for word in mpiexec(3, ["x"]) if word != "--allow-run-as-root"]
+    assert made == [str(tmp_path / taken), *more, "-n", "3", "x"]
     for name in versions:
         (tmp_path / name).unlink()
     monkeypatch.setenv("PATH", "")

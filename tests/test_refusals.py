@@ -28,6 +28,7 @@ ROOT = Path(cli.__file__).parents[2]
 HEAD = "from cpuopt import kernel, ops\n"
 NAMES = {
     "JOB": "--model gpt2-tiny --data text.txt -B 2 -T 16 --steps 2",
+    "LISTING": "kernels --kernels mine.py",
     "OWN": "--kernels mine.py --swap gelu_forward@h.1.mlp=mine",
     "GELU": "@kernel(ops.gelu_forward, 'mine', jit=False)\ndef gelu_forward",
     "COMPILED": "@kernel(ops.gelu_forward, 'mine')\ndef gelu_forward",
@@ -200,15 +201,15 @@ train JOB --kernels text.txt | | --kernels text.txt: not a Python file
 check gelu_forward --kernels loop.py | a link to itself | ^--kernels loop.py: …
 
 LOADING | mine.py: 1 / 0 | --kernels mine.py: line 2 raised ZeroDivisionError: division by zero
-LOADING | mine.py: \n\ndef broken(:\n    pass | line 4 raised SyntaxError: …
-LOADING | mine.py: import no_such_module | line 2 raised ModuleNotFoundError: No module named 'no_such_module'
+LISTING | mine.py: \n\ndef broken(:\n    pass | line 4 raised SyntaxError: …
+LISTING | mine.py: import no_such_module | line 2 raised ModuleNotFoundError: No module named 'no_such_module'
 LOADING | mine.py: raise ValueError('one\\ntwo') | line 2 raised ValueError: one two
 LOADING | mine.py: raise SystemExit(0) | ^--kernels mine.py: line 2 raised SystemExit: 0
-LOADING | mine.py: @kernel('gelu_forward', 'mine')\ndef f(out, inp): pass | @kernel('gelu_forward', ...): expected an op
-LOADING | mine.py: GELU(inp, out): 0 | are (inp, out); the declaration says otherwise: write def gelu_forward(out, inp)
-LOADING | mine.py: GELU(out): pass | gelu_forward[mine]: parameters are (out)
+LISTING | mine.py: @kernel('gelu_forward', 'mine')\ndef f(out, inp): pass | @kernel('gelu_forward', ...): expected an op
+LISTING | mine.py: GELU(inp, out): 0 | are (inp, out); the declaration says otherwise: write def gelu_forward(out, inp)
+LISTING | mine.py: GELU(out): pass | gelu_forward[mine]: parameters are (out)
 LOADING | mine.py: GELU(out, inp): 0\nGELU(out, inp): 0 | [mine]: registered a second time
-LOADING | mine.py: VANILLA(out, inp): pass | gelu_forward[vanilla]: registered a second time
+LISTING | mine.py: VANILLA(out, inp): pass | gelu_forward[vanilla]: registered a second time
 <train profile> JOB OWN | mine.py: import numpy as np\nGELU(out, inp): out[...] = inp / (1 + np.exp(-1.702 * inp)) |
   WRONG…out[…] = …, expected
 <train profile> JOB OWN | mine.py: GELU(out, inp): out[...] = float('nan') | WRONG…out[0] = nan, expected
@@ -350,7 +351,7 @@ ROWS = [
 
 
 def rows():
-    """Yield the table's rows: a command, its fault, its line, and the status."""
+    """Yield the rows: a command, its fault, its line, the status; ``LOADING`` is both verbs that load kernels."""
     for row in TABLE.replace("\n  ", " ").replace("LOADING", "<train~JOB kernels> --kernels mine.py").split("\n"):
         sets = re.findall("<(.*?)>", row.partition(" | ")[0])
         for words in itertools.product(*map(str.split, sets)) if row else ():
