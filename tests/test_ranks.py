@@ -2,11 +2,13 @@
 
 import json
 import zlib
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from listening import Listener
+from safetensors.numpy import save_file
 
 from cpuopt import Choice, UserError, ops
 from cpuopt.comm.agree import Agreement, CommonError
@@ -260,6 +262,19 @@ def test_a_run_goes_on_with_any_number_of_ranks(small_buckets, tmp_path):
     assert {"params.safetensors", "adam_m-1-of-4.safetensors", "adam_v-4-of-4.safetensors", "state.json"} <= names
     trained_job(tmp_path, 2, resume=run, steps=3, save_every=1, shared=False)
     assert outcome(trained_job(tmp_path, 1, resume=run, steps=4)) == alone
+
+
+def test_a_rank_reads_any_part_of_a_state_that_others_have_cut_otherwise(tmp_path):
+    whole = np.arange(12, dtype=np.float32)
+    files = {"m.safetensors": {"w": whole}}
+    files |= {"v-1-of-2.safetensors": {"w/0-7": whole[:7]}, "v-2-of-2.safetensors": {"w/7-12": whole[7:]}}
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / name)
+    for state in "mv":
+        stored = checkpoint.Stored(tmp_path, f"{state}.safetensors", {"w": (12,)})
+        for lo, hi in combinations(range(13), 2):
+            stored.read("w", part := np.full(hi - lo, np.nan, np.float32), lo)
+            assert np.array_equal(part, whole[lo:hi]), (state, lo, hi)
 
 
 def test_a_checkpoint_that_lacks_a_part_is_passed_over(small_buckets, tmp_path):
