@@ -9,7 +9,7 @@ PEERS ?= $(VENV)-peers/bin/python
 LLAMA_CPP ?= $(VENV)-llama-cpp/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help replay train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
+.PHONY: help replay mutants train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -45,6 +45,10 @@ lint: $(VENV)/.dev ## ruff and mypy
 REV ?= main
 replay: $(VENV)/.dev ## machine code and programs beside those of a commit, REV=main
 	$(BIN)/python tests/replay.py $(REV)
+
+# in a copy of the tree; ARGS='-k WORD' tries some
+mutants: $(VENV)/.dev ## 40 broken versions, each found by the quick tests
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 # the site, in build/site, with what the examples print on this machine; only the installation needs a network
 docs: $(VENV)/.docs ## the site, in build/site
