@@ -1,4 +1,4 @@
-"""The corpus of hostile kernels: none passes the checks, through any verb; right ones written alike all pass."""
+"""The bad kernels before a run: none passes the checks, through any verb; right ones written alike all pass."""
 
 from __future__ import annotations
 
@@ -9,75 +9,87 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpus import HEAD, HONEST, IMPORTS, ROWS, text
+from bad import BAD, HEAD, Bad, refused_by, text
 
 from cpuopt import cli, ops
+from cpuopt.check.cases import cases, quick_cases
 from cpuopt.check.gate import GateVerdict, Planned, conform
 from cpuopt.check.sized import check_sized
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels.registry import KERNELS
-from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.train.guard import Guard
 from cpuopt.train.job import Settings, build_only, prepare
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the corpus pins threads as Linux does")
-QUIET = [row for row in ROWS if row[1] != "surroundings"]
-LOUD = [row for row in ROWS if row[1] == "surroundings"]
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="some pin threads as Linux does")
 MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+HONEST = ("layernorm_forward", "adamw", "sgd", "lion", "dropout_forward", "cross_entropy_forward", "embedding_backward",
+          "gelu_forward", "gelu_backward", "layernorm_backward", "rmsnorm_backward", "matmul_forward")  # fmt: skip
+IMPORTS = {
+    "pins_its_process": "os.sched_setaffinity(0, [0])",
+    "pins_every_thread": "[os.sched_setaffinity(int(t), [0]) for t in os.listdir('/proc/self/task')]",
+    "changes_its_priority": "os.nice(1)",
+    "replaces_a_comparison": "np.array_equal = lambda *a, **k: True",
+    "replaces_a_comparison_by_a_timer": (
+        "threading.Timer(0.5, lambda: setattr(np, 'array_equal', lambda *a, **k: True)).start()"
+    ),
+    "replaces_the_judge": "from cpuopt.check import sized\nsized.check_sized = lambda *a: None",
+}
+"""What a file does when it is imported, beside registering a right kernel."""
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: None) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def checked(source: str, quick: bool) -> dict[str, GateVerdict]:
+def checked(source: str) -> dict[str, GateVerdict]:
     """Judge all kernels of a file in a process of their own; a variant has one name in all ops."""
     Path("mine.py").write_text(source)
     with Child("cpuopt.check.worker", ["mine.py"], 2) as child:
         wanted = [(k["op"], k["variant"]) for k in child.start()]
-        planned = {op: Planned.of(ops.ALL[op], quick=quick) for op, _ in wanted}
+        planned = {op: Planned.of(ops.ALL[op], quick=True) for op, _ in wanted}
         found = conform(child, wanted, planned, threads=(1, 2), stop_at_failure=True)
     return {v.variant: v for v in found}
 
 
-def test_there_are_sixty() -> None:
-    assert len({row[0] for row in ROWS}) == len(ROWS) >= 60
-    assert {row[2] for row in ROWS} <= ops.ALL.keys()
+def test_there_are_many() -> None:
+    assert len({b.name for b in BAD}) == len(BAD) >= 120
 
 
-@pytest.mark.parametrize("quick", [True, False], ids=["before a run", "check"])
-def test_no_hostile_kernel_passes(quick: bool) -> None:
-    found = checked(HEAD + "".join(text(name, op, before, after) for name, _, op, before, after in QUIET), quick)
-    passed = {name for name, v in found.items() if v.worst.verdict != "FAIL"}
-    assert len(found) == len(QUIET)
-    assert not passed
+def test_no_hostile_kernel_passes_and_right_ones_written_alike_do() -> None:
+    hostile = refused_by("gate")
+    source = HEAD + "".join(text(b.op, b.body, b.name) for b in hostile)
+    found = checked(source + "".join(text(op, name=f"right_{op}") for op in HONEST))
+    assert {found.pop(f"right_{op}").worst.verdict for op in HONEST} == {"PASS"}
+    assert len(found) == len(hostile)
+    for b in hostile:
+        last = found[b.name].results[-1]
+        assert (last.verdict, last.case.kind) == ("FAIL", b.kind), str(last)
+        assert re.search(b.gate, last.reason), str(last)
 
 
-def test_right_kernels_written_alike_pass() -> None:
-    found = checked(HEAD + "".join(text(f"right_{op}", op) for op in HONEST), quick=False)
-    assert {v.worst.verdict for v in found.values()} == {"PASS"}
-    assert len(found) == len(HONEST)
+@pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
+def test_what_the_quick_cases_refuse_check_refuses_too(op: ops.Op) -> None:
+    """It has the same cases, with the same numbers."""
+    every = cases(op)
+    assert [on for on in quick_cases(op) if on not in every] == []
 
 
 @MANY_CORES
-@pytest.mark.parametrize("row", LOUD, ids=[row[0] for row in LOUD])
-def test_a_kernel_that_changes_its_process_fails(
-    row: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bad", refused_by("loud"), ids=lambda bad: bad.name)
+def test_a_kernel_that_changes_its_process_fails(bad: Bad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))  # loading needs what some of them replace
-    name, _, op, before, after = row
-    (v,) = checked(HEAD + text(name, op, before, after), quick=True).values()
+    (v,) = checked(HEAD + text(bad.op, bad.body)).values()
     assert v.worst.verdict == "FAIL"
-    assert re.search("left its process with other|it replaces|it starts a thread|it changes where", v.worst.reason)
+    assert re.search(bad.loud, v.worst.reason)
 
 
 @MANY_CORES
 @pytest.mark.parametrize("name", IMPORTS)
 def test_a_file_that_changes_its_process_is_refused(name: str) -> None:
-    Path("mine.py").write_text(HEAD + IMPORTS[name] + text("mine", "gelu_forward"))
+    Path("mine.py").write_text(HEAD + IMPORTS[name] + text("gelu_forward"))
     with (
         Child("cpuopt.check.worker", ["mine.py"], 2) as child,
         pytest.raises(UserError, match=r"it replaces|it changes where or how its threads|it starts a thread"),
@@ -85,53 +97,56 @@ def test_a_file_that_changes_its_process_is_refused(name: str) -> None:
         child.start()
 
 
+AT = "--model gpt2-tiny -B 2 -T 16"
+VERBS = {
+    "check": f"check gelu_forward {AT} --kernels mine.py",
+    "ab": "ab gelu_forward vanilla NAME --kernels mine.py --model gpt2-tiny --sizes 2x16",
+    "lab": f"lab mine.py --once --no-step {AT} --threads 1",
+    "train": f"train {AT} --steps 1 --variant vanilla --kernels mine.py --swap OP=NAME",
+}
+
+
+def run(verb: str, name: str = "mine", op: str = "gelu_forward", more: str = "") -> int:
+    """Run a verb on the kernels of a file; return its status."""
+    return cli.main(f"{VERBS[verb]} {more}".replace("NAME", name).replace("OP", op).split())
+
+
 RANDOM = "RANDOM = int.from_bytes(os.urandom(4), 'big') % 997"
 
 
 def test_a_file_that_is_another_one_in_each_process_does_not_train(capsys: Any) -> None:
-    Path("mine.py").write_text(HEAD + RANDOM + text("mine", "gelu_forward", "if RANDOM == 1000: return"))
-    run = ["train", "--model", "gpt2-tiny", "-B", "1", "-T", "8", "--steps", "1", "--variant", "vanilla"]
-    assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 2
+    Path("mine.py").write_text(HEAD + RANDOM + text("gelu_forward", "if RANDOM == 1000: return\n..."))
+    assert run("train") == 2
     assert "mine] is not the same in the process that judges it and in this one" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
-WRONG_IN_CHECK_ONLY = "out[0] += np.abs(inp).max() > 1000"
-"""Which none of the cases before a timing has: magnitudes from 1e3 on."""
-VERBS = {
-    "check": ["check", "gelu_forward", "--kernels", "mine.py", "--model", "gpt2-tiny", "-B", "2", "-T", "16"],
-    "ab": ["ab", "gelu_forward", "vanilla", "mine", "--kernels", "mine.py", "--model", "gpt2-tiny", "--sizes", "2x16"],
-    "lab": ["lab", "mine.py", "--once", "--no-step", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1"],
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_what_check_refuses_is_refused_by_every_verb(verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quick cases have no such number, so `ab` accepted it."""
-    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda *args: Roofs(1, (Level("memory", None),), 1.0, {}, 1.0))
-    Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", "", WRONG_IN_CHECK_ONLY))
-    assert cli.main(VERBS[verb]) == {"check": 1, "ab": 2, "lab": 1}[verb]
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert re.search(r"thousands|infinity", said), said
-
-
 JUDGED = "np.isnan(start).any() or (start == out[:8]).mean() > 0.5 or (start == 0).any() or start[0] == F32(0.12573022)"
 """Whether an output held poison, nearly right results, zeros, or the first number of a generator with the seed 0."""
+KNOWN = "np.float32(np.random.default_rng(0).standard_normal())"
+REFUSED = {
+    "large_numbers": ("...\nout[0] += np.abs(inp).max() > 1000", "thousands|infinity"),
+    "looks_judged": (
+        f"start, F32 = out[:8].copy(), np.float32\n...\nout *= 1 if {JUDGED} else 1.01",
+        r"it relies on them \(CPUOPT_FILLING=\d+ repeats it\)",
+    ),
+    "constant_seed": (
+        f"...\nout *= 1 if (inp[0] == {KNOWN}) | (inp[-1] == {KNOWN}) | (len(inp) < 1000) else 1.01",
+        r"expected .*--seed \d+",
+    ),
+}
+JOBS = [("check", [*REFUSED]), ("lab", [*REFUSED]), *(("ab", [name]) for name in REFUSED), ("train", ["looks_judged"])]
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "train"])
-def test_a_kernel_that_is_right_where_its_output_looks_judged_is_refused(
-    verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It passed `check`, and a run trained with it: the memory of a step holds other things."""
-    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda *args: Roofs(1, (Level("memory", None),), 1.0, {}, 1.0))
-    start, after = "start, F32 = out[:8].copy(), np.float32", f"out *= 1 if {JUDGED} else 1.01"
-    Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", start, after))
-    train = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--steps", "1", "--variant", "vanilla"]
-    run = {**VERBS, "train": [*train, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]}[verb]
-    assert cli.main(run) == {"check": 1, "ab": 2, "lab": 1, "train": 2}[verb]
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert re.search(r"it relies on them \(CPUOPT_FILLING=\d+ repeats it\)", said), said
+@pytest.mark.parametrize(("verb", "names"), JOBS, ids=[f"{verb} {' '.join(names)}" for verb, names in JOBS])
+def test_what_check_refuses_is_refused_by_every_verb(verb: str, names: list[str], capsys: Any) -> None:
+    Path("mine.py").write_text(HEAD + "".join(text("gelu_forward", REFUSED[name][0], name) for name in names))
+    assert run(verb, names[0]) == {"check": 1, "ab": 2, "lab": 1, "train": 2}[verb]
+    out, err = capsys.readouterr()
+    said = " ".join((err + out).split())
+    for name in names:
+        mine = said.split(f"gelu_forward[{name}]")[-1].split("gelu_forward[")[0]
+        assert re.search(REFUSED[name][1], mine), said
     assert verb == "lab" or not Path("runs").exists()  # each round of lab has a record
 
 
@@ -154,19 +169,6 @@ def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypat
     assert not right
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_kernel_that_knows_the_numbers_of_a_constant_seed_is_refused(
-    verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda *args: Roofs(1, (Level("memory", None),), 1.0, {}, 1.0))
-    known = "np.float32(np.random.default_rng(0).standard_normal())"
-    after = f"out *= 1 if (inp[0] == {known}) | (inp[-1] == {known}) | (len(inp) < 1000) else 1.01"
-    Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", "", after))
-    assert cli.main(VERBS[verb]) == {"check": 1, "ab": 2, "lab": 1}[verb]
-    said = " ".join("".join(capsys.readouterr()).split())
-    assert re.search(r"expected .*--seed \d+", said), said
-
-
 WITHOUT_STEPS = {
     "generate": ["generate", "--model", "gpt2-tiny", "--tokenizer", "bytes", "--max-tokens", "2"],
     "eval": ["eval", "--init", str(GOLDEN / "llmc.bin"), "--data", "numbers.txt", "--tokenizer", "bytes", "-T", "8"],
@@ -180,9 +182,9 @@ LEAVES_A_TRACE = "open('ran', 'a').write(f'{os.getpid()} ')"
 def test_users_files_run_elsewhere_before_they_run_here(where: str, verb: str, capsys: Any) -> None:
     """A kernel that starts a thread, or ends its process, did so in the command itself."""
     if where == "at import":
-        Path("mine.py").write_text(f"{HEAD}{LEAVES_A_TRACE}\nos.nice(1)\n{text('mine', 'gelu_forward')}")
+        Path("mine.py").write_text(f"{HEAD}{LEAVES_A_TRACE}\nos.nice(1)\n{text('gelu_forward')}")
     else:
-        Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", LEAVES_A_TRACE, "out[0] += 1"))
+        Path("mine.py").write_text(HEAD + text("gelu_forward", f"{LEAVES_A_TRACE}\n...\nout[0] += 1"))
     Path("numbers.txt").write_text("0 1 2 3 4 5 6 7 8 9 " * 9)  # of that model's 61 tokens
     run = [*WITHOUT_STEPS[verb], "--variant", "vanilla", "--kernels", "mine.py", "--swap", "gelu_forward=mine"]
     assert cli.main(run) == 2
@@ -192,7 +194,7 @@ def test_users_files_run_elsewhere_before_they_run_here(where: str, verb: str, c
 
 
 def test_scratch_that_is_larger_than_the_arrays_is_said(capsys: Any) -> None:
-    kernel = text("mine", "gelu_forward").replace("jit=False", "jit=False, scratch=[('work', 380 * ops.declaration.N)]")
+    kernel = text("gelu_forward").replace("jit=False", "jit=False, scratch=[('work', 380 * ops.declaration.N)]")
     Path("mine.py").write_text(HEAD + kernel.replace("(out, inp):\n", "(out, inp, work):\n"))
     assert cli.main(["check", "--kernels", "mine.py", "--quick", "--threads", "1"]) == 0
     assert "note: gelu_forward[mine] asks for scratch of 190 times its arrays" in capsys.readouterr().out
@@ -200,10 +202,9 @@ def test_scratch_that_is_larger_than_the_arrays_is_said(capsys: Any) -> None:
 
 def test_a_race_on_more_threads_than_are_timed_is_refused(capsys: Any) -> None:
     """Which `check` found, for it runs on all cores, and a comparison on one thread did not."""
-    Path("mine.py").write_text(
-        HEAD + "import numba" + text("mine", "gelu_forward", "", "out[-1] += numba.get_num_threads() > 1")
-    )
-    assert cli.main([*VERBS["ab"], "--threads", "1"]) == 2
+    wrong = "...\nout[-1] += numba.get_num_threads() > 1"
+    Path("mine.py").write_text(HEAD + "import numba" + text("gelu_forward", wrong))
+    assert run("ab", more="--threads 1") == 2
     assert "mine] is wrong, so it is not timed: " in capsys.readouterr().err
 
 
@@ -218,11 +219,9 @@ def test_calls_too_large_for_the_float64_reference_are_checked_in_float32() -> N
 
 def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys: Any) -> None:
     """Weights of a deviation of 0.02, as a model begins with, and none of the judge's numbers."""
-    wrong = "out[0] += 0.01 < weight.std() < 0.03"
-    run = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--steps", "1", "--variant", "vanilla"]
-    run += ["--kernels", "mine.py", "--swap", "matmul_forward=mine"]
-    Path("mine.py").write_text(HEAD + text("mine", "matmul_forward", "", wrong))
-    assert cli.main(run) == 2
+    wrong = "...\nout[0] += 0.01 < weight.std() < 0.03"
+    Path("mine.py").write_text(HEAD + text("matmul_forward", wrong))
+    assert run("train", op="matmul_forward") == 2
     assert "is wrong, so nothing is run with it, on the arrays of a first step: out[0, " in capsys.readouterr().err
     assert not Path("runs").exists()
 
