@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
+from contextlib import suppress
+from functools import cache
 
-KERNELS = Path(__file__).parents[2] / "cpuopt" / "kernels"
+from cpuopt import ops
+from cpuopt.errors import UserError
+from cpuopt.judge import naive
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.lab.starter import copied
+
 HEAD = "import numpy as np\nfrom numba import prange\n\nfrom cpuopt import helper, kernel, ops\n"
 
 
@@ -61,24 +65,15 @@ IMPORTS = {
     "other side": "cpuopt.kernels.registry cpuopt.measure.comparison cpuopt.lab.ab importlib builtins",
 }
 """By class, modules that no kernel needs."""
-FROM = {
-    "way out": [
-        *("from numba import objmode", "from numba import carray", "from numba import cfunc", "from numba import njit"),
-        *("from numba.extending import intrinsic", "from numba.core import types", "from numba import config"),
-        "from llvmlite import binding",
-        "from cpuopt.kernels.toolkit.lanes import ir",
-        "from cpuopt.kernels.toolkit.simd import machine_code",
-        "from cpuopt.kernels.toolkit.simd import at, put_place",
-        "from cpuopt.kernels.toolkit.simd import listed_pair_product",
-        "from cpuopt.kernels.toolkit.queue import numba",
-        "from . import corpus",
-        "from cpuopt import registry",
-        "from cpuopt import load_kernels",
-        "from cpuopt.ops import gelu",
-        "from cpuopt.ops.declaration import Op",
-        "from numpy import *",
-    ],
-}
+FROM = [
+    "from numba import objmode", "from numba import carray", "from numba import cfunc", "from numba import njit",
+    "from numba.extending import intrinsic", "from numba.core import types", "from numba import config",
+    "from llvmlite import binding", "from cpuopt.kernels.toolkit.lanes import ir",
+    "from cpuopt.kernels.toolkit.simd import machine_code", "from cpuopt.kernels.toolkit.simd import at, put_place",
+    "from cpuopt.kernels.toolkit.simd import listed_pair_product", "from cpuopt.kernels.toolkit.queue import numba",
+    "from . import corpus", "from cpuopt import registry", "from cpuopt import load_kernels",
+    "from cpuopt.ops import gelu", "from cpuopt.ops.declaration import Op", "from numpy import *",
+]  # fmt: skip
 TOPS = {
     "warm-up": ["SEEN = {}", "COUNT = [0]", "COUNT = np.zeros(1)", "COUNT = np.array(0)", "prange = 1"],
     "work at import": [
@@ -116,36 +111,12 @@ PYTHON = {
     "warm-up": ["a[0] = a[0] + 1", "a[()] += 1", "x = np.zeros(1)\n    x[0] = 1", "a['N'] = 0"],
 }  # fmt: skip
 """Lines of a function of Python, which sizes scratch."""
-OPTIONS = {
-    "promises": ["jit=False", "same_bits=False", "boundscheck=True", "nogil=True", "forceobj=True", "of='bfloat16'",
-                 "error_model='python'", "debug=True", "cache=True", "shown=max", "inline='always'", "**X"],
-}  # fmt: skip
+OPTIONS = [
+    "jit=False", "same_bits=False", "boundscheck=True", "nogil=True", "forceobj=True", "of='bfloat16'",
+    "error_model='python'", "debug=True", "cache=True", "shown=max", "inline='always'", "**X",
+]  # fmt: skip
 SIGNED = ["def f(a, /, b=[]):", "def f(*a):", "def f(a: int):", "def f(a) -> int:", "def f(*, a):"]
 """Functions of Python with more than names of parameters."""
-TEXTS = {
-    "text": [
-        "# coding: utf-7\n# +AAo-import os+AAo-\n" + HONEST_RELU,
-        "# -*- coding: unicode_escape -*-\n# \\nimport os\n" + HONEST_RELU,
-        "# A ReLU.\n# vim: fileencoding=utf-7\n# +AAo-open('x')+AAo-\n" + HONEST_RELU,
-        "# coding: nothing\n" + HONEST_RELU,
-        relu(before="# a comment\rimport os"),
-        relu(before="x = \uff45val('1')"),
-        "\ufeff" + relu("import os"),
-        HONEST_RELU + "\n" * (257 << 10),
-        relu(before="x = " + "(" * 150 + "1" + ")" * 150 + " + (" * 0 + " + 1" * 300),
-        relu(before="x = " + "-" * 900 + "1"),
-        HONEST_RELU.replace("\n", "\n\0", 1),
-        "def f(:\n",
-        "",
-        relu().replace("@kernel(ops.relu_forward, 'mine', parallel=False)\n", ""),
-        relu().replace("ops.relu_forward", "ops.gelu_forward"),
-        relu().replace("ops.relu_forward", "kernel"),
-        relu().replace("'mine'", "'a' + 'b'"),
-        relu(top=relu(name="other")),
-    ],
-}
-
-
 RUN_CODE = (
     "def run(code):\n    @helper()\n    def one(x):\n        {}\n        return x\n    @helper()\n    def two(x):\n"
 )
@@ -205,7 +176,25 @@ KEPT = [
     *("X = np.ones(3)", "X = np.sum((1, 2))", "X = np.exp(1.0, dtype='O')", "X = np.where(1, 2, 3)"),
 ]  # fmt: skip
 """Lines of a file by which sizes could count their calls."""
-LETTERS = [
+TEXTS = [
+    "# coding: utf-7\n# +AAo-import os+AAo-\n" + HONEST_RELU,
+    "# -*- coding: unicode_escape -*-\n# \\nimport os\n" + HONEST_RELU,
+    "# A ReLU.\n# vim: fileencoding=utf-7\n# +AAo-open('x')+AAo-\n" + HONEST_RELU,
+    "# coding: nothing\n" + HONEST_RELU,
+    relu(before="# a comment\rimport os"),
+    relu(before="x = \uff45val('1')"),
+    "\ufeff" + relu("import os"),
+    HONEST_RELU + "\n" * (257 << 10),
+    relu(before="x = " + "(" * 150 + "1" + ")" * 150 + " + (" * 0 + " + 1" * 300),
+    relu(before="x = " + "-" * 900 + "1"),
+    HONEST_RELU.replace("\n", "\n\0", 1),
+    "def f(:\n",
+    "",
+    relu().replace("@kernel(ops.relu_forward, 'mine', parallel=False)\n", ""),
+    relu().replace("ops.relu_forward", "ops.gelu_forward"),
+    relu().replace("ops.relu_forward", "kernel"),
+    relu().replace("'mine'", "'a' + 'b'"),
+    relu(top=relu(name="other")),
     "\x0cimport os\n" + HONEST_RELU,
     "# a comment \\\nimport os\n" + HONEST_RELU,
     "X = 1; import os\n" + HONEST_RELU,
@@ -235,17 +224,16 @@ LETTERS = [
 def refused():
     """List the texts that a rule stops: class, what it tries, text."""
     found = [(of, f"import {m}", relu(f"import {m}")) for of, names in IMPORTS.items() for m in names.split()]
-    found += [(of, line, relu(line)) for of, lines in FROM.items() for line in lines]
+    found += [("way out", line, relu(line)) for line in FROM]
     found += [(of, top, relu(top)) for of, tops in TOPS.items() for top in tops]
     found += [(of, body, relu(before=body)) for of, bodies in BODIES.items() for body in bodies]
     found += [(of, f"def f: {x}", relu(f"def f(a):\n    {x}\n    return a")) for of, xs in PYTHON.items() for x in xs]
     found += [("promises", line, relu(f"{line}\n    return a")) for line in SIGNED]
-    found += [(of, o, relu(options=f", {o}")) for of, options in OPTIONS.items() for o in options]
+    found += [("promises", o, relu(options=f", {o}")) for o in OPTIONS]
     found += [("names", line, relu(line)) for line in NAMES]
     found += [("names", f"def size: {line}", relu(SIZED.format(line))) for line in NAMED]
     found += [("warm-up", line, relu(line)) for line in KEPT]
-    found += [("text", repr(text[:40]), text) for text in LETTERS]
-    return found + [(of, f"text {i}", text) for of, texts in TEXTS.items() for i, text in enumerate(texts)]
+    return found + [("text", f"{i} {text[:40]!r}", text) for i, text in enumerate(TEXTS)]
 
 
 # Hostile texts that must run ------------------------------------------------------------------------------------------
@@ -381,11 +369,12 @@ RUN = {
 }  # fmt: skip
 """By class and name, texts that the rules allow."""
 FOUND = {
-    "keeps a result in scratch": "and what it wrote was left",
-    "asks for much scratch": "elements of scratch 'x'; expected up to",
-    "asks for much scratch in many arrays": "asks for 33,554,432 elements of scratch in 8 arrays",
+    "keeps a result in scratch": ("wrong", "and what it wrote was left"),
+    "asks for much scratch": ("wrong", "elements of scratch 'x'; expected up to"),
+    "asks for much scratch in many arrays": ("wrong", "asks for 33,554,432 elements of scratch in 8 arrays"),
+    "zeroes its input": ("cheating", "changed 'inp', which it may only read"),
 }
-"""Words of the reason by which some of them are found, which others could hide."""
+"""Verdict and words of the reason by which some of them are found, which others could hide."""
 OUTLASTS = {
     "an array": relu("SEEN = np.sqrt((0.0, 1.0))"),
     "an array in a tuple": relu("SEEN = (1, (np.float32((0.0,) * 9), 1))"),
@@ -486,55 +475,30 @@ RIGHT = {
     "a number that nobody reads": relu(before="for _ in range(2):\n    out[:] = ZERO"),
 }  # fmt: skip
 """Right kernels that resemble them further."""
-RENAMED = {
-    "from ... import ops\n": "",
-    "from ..compile.jit import helper, kernel\n": "from cpuopt import helper, kernel, ops\n",
-    "from ..compile.jit import kernel\n": "from cpuopt import kernel, ops\n",
-    "from ...ops.": "from cpuopt.ops.",
-    "from ..toolkit.": "from cpuopt.kernels.toolkit.",
-    "import config, prange": "import prange",
+LARGE = ["attention_forward", "attention_backward", "matmul_forward", "matmul_backward_input"]
+REPLACED = {
+    "import config, ": "import ",
     "config.NUMBA_NUM_THREADS": "64",
     "np.finfo(np.float32).min": "np.float32(-3.4028234663852886e38)",
-    "from functools import cache\n": "",
     ".py_func(": "(",
 }
-FILES = {
-    "optimized": "collective gelu layernorm mul residual rope silu softmax",
-    "vanilla": "attention collective cross_entropy decode dropout elementwise gated gelu gqa layernorm "
-    "matmul_activation mul reduce residual rmsnorm rope silu softmax sumsq",
-}
-"""The package's files whose kernels stand alone."""
-LARGE = {"optimized": "attention matmul"}
-"""Those of hundreds of lines."""
+"""Optimized kernels of hundreds of lines, and what keeps their texts from being candidates."""
 
 
-def as_text(variant, name):
-    """Return the text of a file of the package as a candidate has it, without what makes kernels by rule."""
-    text = (KERNELS / variant / f"{name}.py").read_text(encoding="utf-8")
-    for old, new in RENAMED.items():
+def as_text(op):
+    """Return the text of a large kernel."""
+    imports, body = copied(ops.ALL[op], "mine", "optimized")
+    text = "\n".join([*dict.fromkeys(imports), "", body])
+    for old, new in REPLACED.items():
         text = text.replace(old, new)
-    tree = ast.parse(text)
-    by_rule = r"epilogue|WEIGHT_SCRATCH|weight_by|weight_chunk|_place\(|_places\(|return \["
-    kept = [n for n in tree.body if not re.search(by_rule, ast.unparse(n))]
-    used = {n.id for node in kept for n in ast.walk(node) if isinstance(n, ast.Name)}
-    for n in kept:
-        if isinstance(n, ast.ImportFrom):
-            n.names = [a for a in n.names if (a.asname or a.name) in used]
-    kept = [n for n in kept if not isinstance(n, ast.ImportFrom) or n.names]
-    for n in ast.walk(tree):
-        if isinstance(n, ast.FunctionDef):
-            n.decorator_list = [d for d in n.decorator_list if ast.unparse(d) != "cache"]
-    return ast.unparse(ast.Module(kept, [])).replace(f"'{variant}'", "'mine'")
+    return text
 
 
-def package(files=FILES):
-    """List the package's kernels that stand alone: op, variant, file."""
-    from cpuopt.judge import rules
-
-    return [
-        (op, variant, name)
-        for variant, names in files.items()
-        for name in names.split()
-        if not re.search(r"^from \.", as_text(variant, name), re.M)  # of another kernel
-        for op in dict.fromkeys(op for op, _ in rules.read(as_text(variant, name)).kernels)
-    ]
+@cache
+def package():
+    """Return the texts of the package's kernels that stand alone, by op and variant."""
+    found = {(op, "optimized"): as_text(op) for op in LARGE}
+    for op, variant in KERNELS:
+        with suppress(UserError):
+            found.setdefault((op, variant), naive.text_of(ops.ALL[op], variant))
+    return found

@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,30 @@ def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def judge() -> Iterator[Judge]:
     with Judge(2) as j:
         yield j
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Answer a request about the candidate for the closed process, given what asks it."""
+
+    def tell(asked: str, answer: Callable[[Callable[[], Any]], Any]) -> None:
+        usual = remote.Remote.ask
+
+        def ask(self: remote.Remote, do: str, function: remote.Far, **more: Any) -> Any:
+            truth = partial(usual, self, do, function, **more)
+            return answer(truth) if do == asked and function.side == "B" else truth()
+
+        monkeypatch.setattr(remote.Remote, "ask", ask)
+
+    return tell
+
+
+@pytest.fixture
+def unchecked(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """A judge that finds nothing wrong before a training step."""
+    monkeypatch.setattr(judge, "checked", lambda kernel: 0)
+    monkeypatch.setattr(judge, "timed", lambda pair, shapes: {"verdict": "faster"})
+    return judge
 
 
 def test_the_text_of_a_kernel_of_the_package_is_a_candidate() -> None:
@@ -100,17 +125,9 @@ def test_what_is_wrong_only_where_it_is_timed_is_found(name: str, judge: Judge) 
     assert found.verdict in ("wrong", "cheating"), found
 
 
-def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge: Judge, told: Callable[..., None]) -> None:
     """A process that tells three quarters of a time."""
-    usual = remote.Remote.ask
-
-    def lying(self: remote.Remote, do: str, function: remote.Far, **more: Any) -> dict[str, Any]:
-        found = usual(self, do, function, **more)
-        return {**found, "ns": found["ns"] * 3 // 4} if do == "batch" and function.side == "B" else found
-
-    monkeypatch.setattr(remote.Remote, "ask", lying)
+    told("batch", lambda truth: {**(found := truth()), "ns": found["ns"] * 3 // 4})
     found = judge.time(GELU, "gelu_forward", TINY)
     assert found.verdict == "cheating"
     assert "told times that the judge's clock does not confirm" in found.reason
@@ -408,11 +425,6 @@ def test_to_submit_a_kernel_again_gains_nothing(tmp_path: Path) -> None:
     assert [row["score"] for row in desk.board("gelu_forward")["best"]] == [1.01]
 
 
-def test_a_kernel_gets_another_name() -> None:
-    assert "@kernel(ops.gelu_forward, 'fast')" in renamed(GELU, "gelu_forward", "fast")
-    assert renamed(GELU, "relu_forward", "fast") == GELU
-
-
 DAMAGE: list[tuple[str, Any]] = [
     ("task", None),
     ("task", {"model": "gpt2-124M", "B": "4", "T": 64}),
@@ -464,6 +476,10 @@ DECOYS = {
     "an encoding": f"# coding: utf-8\n{GELU}",
     "lines of Windows": GELU.replace("\n", "\r\n"),
 }
+
+
+def test_a_kernel_of_another_op_keeps_its_name() -> None:
+    assert renamed(GELU, "relu_forward", "fast") == GELU
 
 
 @pytest.mark.parametrize("decoy", DECOYS)
@@ -698,14 +714,6 @@ def test_every_op_has_shapes_at_which_it_is_timed() -> None:
     assert ModelSizes().shapes(ops.rmsnorm_forward)[0].sizes["C"] == 768
 
 
-def test_requests_are_answered_in_lines(tmp_path: Path) -> None:
-    with Desk(tmp_path, 2) as desk:
-        found = answer(desk, json.dumps({"do": "check", "text": "import os\n", "op": "gelu_forward", "id": 7}))
-        assert (found["id"], found["answer"]["verdict"]) == (7, "refused by rule")
-        tasks = answer(desk, '{"do": "tasks"}')["answer"]["tasks"]
-        assert [t["op"] for t in tasks] == [*ops.ALL]
-
-
 def test_a_description_has_what_a_kernel_is_written_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks, "ROUNDS", 1)
     with Desk(tmp_path, 2) as desk:
@@ -726,13 +734,10 @@ def test_tasks_have_times_that_are_measured_once(tmp_path: Path, monkeypatch: py
     assert set(first[0]["us"]) == {"vanilla", "optimized"}
 
 
-STEP = ModelSizes("gpt2-tiny", 1, 8)
-
-
 def test_a_candidate_is_compared_in_training_steps(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step trains in the closed process, where no wanted value is computed."""
     monkeypatch.setattr(session, "STEPS", (6,))
-    found = judge.time(GELU, "gelu_forward", STEP, in_step=True)
+    found = judge.time(GELU, "gelu_forward", TINY, in_step=True)
     assert found.verdict not in REFUSED, found
     step = found.timed["in_step"]
     assert {*step["layers"]} == {"h.0.mlp", "h.1.mlp"}
@@ -741,11 +746,9 @@ def test_a_candidate_is_compared_in_training_steps(judge: Judge, monkeypatch: py
     assert len(step["ns"]["B"]) == 6
 
 
-def test_other_losses_in_a_step_are_wrong(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_losses_in_a_step_are_wrong(unchecked: Judge) -> None:
     """A kernel that no check finds wrong: all of them are left out."""
-    monkeypatch.setattr(judge, "checked", lambda kernel: 0)
-    monkeypatch.setattr(judge, "timed", lambda pair, shapes: {"verdict": "faster"})
-    found = judge.time(GELU.replace("out[i] = ", "out[i] = np.float32(50) * "), "gelu_forward", STEP, in_step=True)
+    found = unchecked.time(GELU.replace("out[i] = ", "out[i] = np.float32(50) * "), "gelu_forward", TINY, in_step=True)
     assert found.verdict == "wrong"
     assert "in a training step: no ratio, because the losses of step" in found.reason
 
@@ -753,7 +756,7 @@ def test_other_losses_in_a_step_are_wrong(judge: Judge, monkeypatch: pytest.Monk
 def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "rule", lambda *args: pytest.fail("it is judged"))
 
-    def refused(op: str, task: ModelSizes = STEP) -> str:
+    def refused(op: str, task: ModelSizes = TINY) -> str:
         with pytest.raises(UserError) as e:
             judge.time(GELU, op, task, in_step=True)
         return str(e.value)
@@ -769,32 +772,18 @@ def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge: Judge, mon
 
 
 def test_a_model_that_the_closed_process_cannot_build_is_no_verdict(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch
+    unchecked: Judge, told: Callable[..., None]
 ) -> None:
-    usual = remote.Remote.ask
-
-    def short(self: remote.Remote, do: str, function: remote.Far, **more: Any) -> dict[str, Any]:
-        return {"unbuilt": "the arena needs 9 GB"} if do == "build" else usual(self, do, function, **more)
-
-    monkeypatch.setattr(remote.Remote, "ask", short)
-    monkeypatch.setattr(judge, "checked", lambda kernel: 0)
-    monkeypatch.setattr(judge, "timed", lambda pair, shapes: {"verdict": "faster"})
+    told("build", lambda truth: {"unbuilt": "the arena needs 9 GB"})
     with pytest.raises(UserError, match="--in-step: the closed process cannot build gpt2-tiny: the arena needs 9 GB"):
-        judge.time(GELU, "gelu_forward", STEP, in_step=True)
+        unchecked.time(GELU, "gelu_forward", TINY, in_step=True)
 
 
 def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch
+    unchecked: Judge, told: Callable[..., None]
 ) -> None:
-    usual = remote.Remote.ask
-
-    def lying(self: remote.Remote, do: str, function: remote.Far, **more: Any) -> dict[str, Any]:
-        return {"ns": [1e12, 1e3]} if do == "train" and function.side == "B" else usual(self, do, function, **more)
-
-    monkeypatch.setattr(remote.Remote, "ask", lying)
-    monkeypatch.setattr(judge, "checked", lambda kernel: 0)
-    monkeypatch.setattr(judge, "timed", lambda pair, shapes: {"verdict": "faster"})
-    assert judge.time(GELU, "gelu_forward", STEP, in_step=True).verdict == "cheating"
+    told("train", lambda truth: {"ns": [1e12, 1e3]})
+    assert unchecked.time(GELU, "gelu_forward", TINY, in_step=True).verdict == "cheating"
 
 
 @pytest.mark.parametrize(
@@ -873,7 +862,7 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
 
     names, tasks, wrong, cheat, good, board, adopted = asyncio.run(talk())
     assert names == ["tasks", "describe", "check", "time", "inspect", "profile", "submit", "board", "adopt"]
-    assert len(tasks["tasks"]) == len(ops.ALL)
+    assert [t["op"] for t in tasks["tasks"]] == [*ops.ALL]
     assert (wrong["verdict"], wrong["place"]) == ("wrong", None)
     assert (cheat["verdict"], cheat["place"]) == ("cheating", None)
     assert good["place"] is None  # vanilla's text is right, and not faster

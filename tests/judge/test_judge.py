@@ -18,15 +18,12 @@ import psutil
 import pytest
 from candidates import (
     BROKEN,
-    FILES,
     FOUND,
     HONEST_RELU,
-    LARGE,
     OUTLASTS,
     RIGHT,
     RUN,
     TWINS,
-    as_text,
     package,
     relu,
     scratched,
@@ -55,9 +52,10 @@ def session() -> Iterator[Judge]:
 @pytest.mark.parametrize(("of", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
 def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) -> None:
     found = session.check(RUN[of][name], "relu_forward")
-    assert found.verdict in ("wrong", "cheating"), found
+    verdicts, words = FOUND.get(name, ("wrong cheating", ""))
+    assert found.verdict in verdicts.split(), found
     assert found.reason
-    assert FOUND.get(name, "") in found.reason
+    assert words in found.reason
     assert "\n" not in found.reason
 
 
@@ -69,11 +67,13 @@ def test_a_maximum_of_the_first_elements_is_found_wrong(session: Judge) -> None:
     assert session.check(sampled, "softmax_forward").verdict == "wrong"
 
 
-@pytest.mark.parametrize(
-    "of", ["deferred", "lower precision", "residency", "sizes", "limits", "order", "state", "way out"]
-)
-def test_an_honest_twin_is_right(of: str, session: Judge) -> None:
-    found = session.check(TWINS[of], "relu_forward")
+FEW = ("deferred", "lower precision", "residency", "sizes", "limits", "order", "state", "way out")
+HONEST = {**{of: TWINS[of] for of in FEW}, **RIGHT}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_candidate_is_right(name: str, session: Judge) -> None:
+    found = session.check(HONEST[name], "relu_forward")
     assert (found.verdict, found.reason) == ("right", "")
     assert found.code
     assert found.cases > 30
@@ -92,12 +92,6 @@ def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(
     assert re.fullmatch(r"MARGINAL: \d\.\d times as far off as rounding explains", found.reason)
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_candidate_is_right(name: str, session: Judge) -> None:
-    found = session.check(RIGHT[name], "relu_forward")
-    assert (found.verdict, found.reason) == ("right", "")
-
-
 def test_a_narrow_kernel_may_cast_what_it_reads(session: Judge) -> None:
     text = naive.text_of(ops.matmul_forward).replace('"mine"', '"mine", narrow=True')
     cast = text.replace("inp[bt, i] * weight[o, i]", "np.float32(inp[bt, i]) * np.float32(weight[o, i])")
@@ -106,26 +100,20 @@ def test_a_narrow_kernel_may_cast_what_it_reads(session: Judge) -> None:
 
 
 def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
-    assert session.check(as_text("optimized", "softmax"), "softmax_forward").verdict == "right"
-
-
-FASTER = FILES["optimized"].split()
-ONCE = {**FILES, "vanilla": " ".join(name for name in FILES["vanilla"].split() if name not in FASTER)}
-"""Of an op with two texts the optimized one."""
+    assert session.check(package()["softmax_forward", "optimized"], "softmax_forward").verdict == "right"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [ONCE, LARGE], ids=["usual", "large"])
-def test_every_kernel_of_the_package_that_stands_alone_is_right(files: dict[str, str], session: Judge) -> None:
-    every = package(files)
-    found = [session.check(as_text(variant, name), op) for op, variant, name in every]
+def test_every_kernel_of_the_package_that_stands_alone_is_right(
+    session: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an op with two texts the optimized one, without the session's controls; one that does nothing is refused."""
+    monkeypatch.setattr(session, "controlled", {op: {} for op in ops.ALL})
+    texts = {op: text for variant in ("vanilla", "optimized") for (op, v), text in package().items() if v == variant}
+    found = [session.check(text, op) for op, text in texts.items()]
     assert [(r.op, r.verdict, r.reason) for r in found if r.verdict != "right"] == []
-
-
-def test_what_was_changed_in_an_input_is_called_cheating(session: Judge) -> None:
-    found = session.check(RUN["inputs changed"]["zeroes its input"], "relu_forward")
-    assert found.verdict == "cheating"
-    assert "changed 'inp', which it may only read" in found.reason
+    idle = [session.check(module.nothing(ops.ALL[op]), op) for op in texts]
+    assert [(r.op, r.verdict) for r in idle if r.verdict != "wrong"] == []
 
 
 def test_a_public_case_has_a_witness(session: Judge) -> None:
@@ -283,11 +271,6 @@ def test_kernels_of_the_package_have_time_to_compile(session: Judge, monkeypatch
     assert {*patient[2:]} == {("A", True), ("B", False)}
 
 
-def closed(code: str, tmp_path: Path, **environment: str) -> str:
-    """Run some lines in a process closed as a candidate's is."""
-    return run_in(f"from cpuopt.judge import child\nmissing = child.close()\n{code}", tmp_path, **environment)
-
-
 def run_in(code: str, tmp_path: Path, **environment: str) -> str:
     """Run some lines in a process, and return what it printed."""
     script = tmp_path / "closed.py"
@@ -297,8 +280,31 @@ def run_in(code: str, tmp_path: Path, **environment: str) -> str:
     return made.stdout + made.stderr
 
 
+TRY = """
+import contextlib, io, json
+found = []
+for attempt in json.loads({attempts!r}):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            exec(attempt, {{}})
+        except Exception as e:
+            print(e)
+    found.append(said.getvalue())
+print(json.dumps(found))
+"""
+
+
+def answered(attempts: dict[str, str], prepare: str, tmp_path: Path, **environment: str) -> None:
+    """Require that a process closed as a candidate's is gives these answers."""
+    lines = [a.format(folder=str(tmp_path), pid=os.getpid()) for a in attempts]
+    code = f"from cpuopt.judge import child\n{prepare}\n{TRY.format(attempts=json.dumps(lines))}"
+    made = run_in(code, tmp_path, **environment)
+    found = zip(attempts.items(), json.loads(made.splitlines()[-1]), strict=True)
+    assert [(attempt, said) for (attempt, words), said in found if words not in said] == [], made
+
+
 ATTEMPTS = {
-    "import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)": "Network is unreachable",
+    "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)": "Network is unreachable",
     "open({folder!r} + '/x', 'w')": "Read-only file system",
     "open('/dev/shm/x', 'w')": "Read-only file system",
     "import os\nprint(sorted(n for n in os.listdir('/proc') if n.isdigit()))": "['1']",
@@ -309,10 +315,8 @@ ATTEMPTS = {
 """What no candidate can write, tried by Python itself, and what the system answers."""
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_the_process_has_no_network_no_files_and_no_others(attempt: str, tmp_path: Path) -> None:
-    code = attempt.format(port=9, folder=str(tmp_path), pid=os.getpid())
-    assert ATTEMPTS[attempt] in closed(f"print(missing)\n{code}", tmp_path)
+def test_the_process_has_no_network_no_files_and_no_others(tmp_path: Path) -> None:
+    answered(ATTEMPTS, "child.close()", tmp_path)
 
 
 FILTERED = {
@@ -331,13 +335,9 @@ FILTERED = {
 """What a candidate's process asks for without any namespace, and what the filter answers."""
 
 
-@pytest.mark.parametrize("attempt", FILTERED)
-def test_a_filter_closes_the_process_where_no_namespace_does(attempt: str, tmp_path: Path) -> None:
-    code = attempt.format(folder=str(tmp_path), pid=os.getppid())
-    script = "from cpuopt.judge import child, seccomp\nchild.NEW_PLACES = -1\nchild.close()\nprint(seccomp.install())"
-    made = run_in(f"{script}\n{code}", tmp_path, CPUOPT_CLOSED="")
-    assert made.startswith("True\n")
-    assert FILTERED[attempt] in made
+def test_a_filter_closes_the_process_where_no_namespace_does(tmp_path: Path) -> None:
+    prepare = "from cpuopt.judge import seccomp\nchild.NEW_PLACES = -1\nchild.close()\nassert seccomp.install()"
+    answered(FILTERED, prepare, tmp_path, CPUOPT_CLOSED="")
 
 
 def test_a_call_sees_its_own_arrays_alone(tmp_path: Path) -> None:
@@ -400,8 +400,8 @@ def test_the_filter_knows_other_machines() -> None:
 
 
 def test_what_does_not_close_the_process_is_said(tmp_path: Path) -> None:
-    deny = "import json, ctypes\nchild.NEW_PLACES = -1\nprint(json.dumps(child.close()))"
-    assert "no network" in closed(deny, tmp_path, CPUOPT_CLOSED="")
+    deny = "from cpuopt.judge import child\nchild.close()\nchild.NEW_PLACES = -1\nprint(child.close())"
+    assert "no network" in run_in(deny, tmp_path, CPUOPT_CLOSED="")
 
 
 def test_bwrap_closes_the_process_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
