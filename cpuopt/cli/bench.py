@@ -30,10 +30,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         default=[],
-        help="Compare with torch-eager, torch-compile, torch-amp or torch-amp-compile (autocast to bf16), torch-bf16, "
-        "or transformers; with -tuned behind it, with an allocator that keeps memory and MKL's AVX-512 code on AMD; "
-        "torch-best: all of these, tuned. The flag repeats. cpuopt takes the peer's type, or that of --dtype. "
-        "Default: torch-eager.",
+        help="Compare with torch-eager, torch-compile, torch-amp, torch-amp-compile, torch-bf16 or transformers; with "
+        "-tuned behind, as those who know PyTorch run it; torch-best: all tuned ones. Repeats. cpuopt takes the peer's "
+        "type or --dtype. Default: torch-eager.",
     )
     p.add_argument(
         "--against",

@@ -57,5 +57,5 @@ def load(op: Op, forward: Kernel) -> ModuleType:
 @cache
 def _generator() -> str:
     """Return a digest of the generator's own source."""
-    files = sorted(Path(ad.__file__).parent.glob("*.py"))
+    files = sorted(Path(ad.__file__).parent.rglob("*.py"))
     return __version__ + hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
