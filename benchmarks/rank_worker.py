@@ -31,7 +31,8 @@ class Session:
     def __init__(self, request: dict[str, Any], comm: Comm) -> None:
         from cpuopt.files.reading import from_json  # numba is imported when this process has its cores
         from cpuopt.lab.peers.worker import save
-        from cpuopt.profiler import Profiler, forget_peak
+        from cpuopt.machine import forget_peak
+        from cpuopt.profiler import Profiler
         from cpuopt.train.job import Cycle, Settings, prepare
 
         self.comm, self.late = comm, False

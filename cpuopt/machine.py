@@ -7,6 +7,7 @@ a container that may be a path outside of it, whose folders do not exist; the co
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import platform
@@ -442,3 +443,25 @@ def groups(controller: str) -> Iterator[Path]:
 
 def _read(path: Path) -> str:
     return path.read_text().strip()
+
+
+def forget_peak() -> None:
+    """Reset the peak of this process's memory to its current use, after giving free memory back, if the system can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc's
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory that this process has held, since `forget_peak`.
+
+    Linux's own record comes first: ``getrusage`` starts from what the parent held when it started this process.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

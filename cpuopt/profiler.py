@@ -7,24 +7,20 @@ time that no kernel accounts for: copying the batch, the sum of the norm, the wa
 
 from __future__ import annotations
 
-import ctypes
-import resource
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from inspect import signature
-from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from .errors import UserError
-from .machine import Others, commits_of, describe, origin
+from .machine import Others, commits_of, describe, forget_peak, origin, peak_rss_bytes
 from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
 from .measure.quartile import LEAST, lower_quartile
 from .measure.roofline import BF16, FMA, Roofs, fits
@@ -218,28 +214,6 @@ def asked(calls: Sequence[Bound]) -> Array:
             key = op.asked, op.fixed, *of
             shares[i] = known[key] if key in known else known.setdefault(key, bound.call.asked(given))
     return shares
-
-
-def forget_peak() -> None:
-    """Give free memory back, and reset the peak of this process's memory to its current use, if the system can."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # glibc's
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_rss_bytes() -> int:
-    """Return the most memory that this process has held, since `forget_peak`.
-
-    Linux's own record comes first: ``getrusage`` starts from what the parent held when it started this process.
-    """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class Trainable(Protocol):

@@ -98,7 +98,7 @@ import sys
 from cpuopt import Choice
 from cpuopt.engine import Engine
 from cpuopt.models import parse
-from cpuopt.profiler import forget_peak, peak_rss_bytes
+from cpuopt.machine import forget_peak, peak_rss_bytes
 import numpy as np
 config = parse('{"n_layer": 1, "n_embd": 128, "n_head": 2, "vocab_size": 50257, "block_size": 32}')
 engine = Engine(config.module(), config.specs(1, 16), threads=1, choice=Choice("optimized"), freeze=sys.argv[1:],

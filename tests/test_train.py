@@ -21,7 +21,8 @@ from cpuopt.check.sized import Sized
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.lab import ab
-from cpuopt.profiler import peak_rss_bytes, profile
+from cpuopt.machine import peak_rss_bytes
+from cpuopt.profiler import profile
 from cpuopt.train import first, job
 from cpuopt.train.trainer import train
 

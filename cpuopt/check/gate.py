@@ -33,10 +33,9 @@ from ..isolate.process import LateError
 from ..kernels import ADDED, load_all
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
-from ..machine import describe
+from ..machine import describe, forget_peak, peak_rss_bytes
 from ..measure.rates import machine_id
 from ..ops.declaration import Op
-from ..profiler import forget_peak, peak_rss_bytes
 from ..program.arena import gb
 from ..program.program import Call
 from ..wording import count

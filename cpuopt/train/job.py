@@ -31,6 +31,7 @@ from ..nn.initial import initialize
 from ..ops import USUAL
 from ..ops.declaration import Spec
 from ..ops.dequantize import BLOCKS, numbers
+from ..ops.storage import WIDE
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
 from ..program.quantize import INT8
@@ -210,7 +211,7 @@ class Job(TrainingSteps):
     @property
     def planned_bytes(self) -> int:
         """The expected peak memory of the process: that of training, and the copy of the weights that samples read."""
-        wide = stored(self.settings.dtype) == "float32"
+        wide = stored(self.settings.dtype) == WIDE
         copy = self.config.n_params * (4 if wide else 2) if self.settings.sample_every else 0
         return self.engine.predicted_peak_bytes + copy
 

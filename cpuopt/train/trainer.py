@@ -25,12 +25,12 @@ from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.outputs import free
 from ..files.reading import to_json
-from ..machine import commit
+from ..machine import commit, peak_rss_bytes
 from ..measure.profile import Profile
 from ..measure.quartile import lower_quartile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
-from ..profiler import Profiler, peak_rss_bytes
+from ..profiler import Profiler
 from ..signals import stop_flag
 from ..weights import save_adapter, save_weights
 from ..weights.tensors import all_below

@@ -39,7 +39,7 @@ class Session:
     """
 
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        from ...profiler import forget_peak  # numba is imported late: an idle worker is small
+        from ...machine import forget_peak  # numba is imported late: an idle worker is small
 
         self.request, self.say = request, say
         self.job = self._job(settings_of(request))
@@ -79,7 +79,7 @@ class Session:
 
         It is that of float32, whatever the job trains in: rounding would hide what another model computes.
         """
-        from ...profiler import forget_peak
+        from ...machine import forget_peak
 
         settings = settings_of(self.request)
         if settings.dtype == WIDE:
@@ -181,8 +181,8 @@ def main() -> None:
 
 def _peak(engine: Engine) -> dict[str, Any]:
     from ...kernels.toolkit.threads import threading_layer
+    from ...machine import peak_rss_bytes
     from ...measure import rates
-    from ...profiler import peak_rss_bytes
 
     used = peak_rss_bytes() / 1e6  # before the roofs, which take memory
     roofs = rates.roofs(engine.threads)
