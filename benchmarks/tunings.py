@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sizes import size
+
 HERE = Path(__file__).resolve()
 THREADS, BATCHES = 2, 4
 OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
@@ -106,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     p.add_argument("--peer-python", default=sys.executable)
     p.add_argument("--model", default="gpt2-124M")
-    p.add_argument("--size", default="4x64")
+    p.add_argument("--size", type=size, default="4x64", metavar="BxT")
     p.add_argument("--mode", default="eager", choices=("eager", "compile"))
     p.add_argument("--bf16", default="", choices=("", "autocast", "all"))
     p.add_argument("--rounds", type=int, default=6)

@@ -66,6 +66,7 @@ def test_the_examples_of_docstrings_run():
     assert sum(r.failed for r in results) == 0
 
 
+@pytest.mark.slow  # every example of docs/api.md
 def test_the_recipes_run_one_after_the_other(tmp_path, measured, monkeypatch, capsys):
     """A reader pastes them into one session; kernels need a file, so the page is one."""
     monkeypatch.chdir(tmp_path)

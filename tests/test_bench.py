@@ -668,6 +668,7 @@ def test_two_variants_of_cpuopt():
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 
+@pytest.mark.slow  # two workers compile the kernels of bf16
 def test_two_sides_in_bfloat16_compute_one_model_in_float32():
     how = {"swap": ("matmul_forward=vanilla",), "dtype": "bf16", "moments": "bf16", "threads": 2, "rounds": 2}
     plan = Plan("gpt2-tiny", ((2, 8),), against=("optimized",), variant="optimized", **how)

@@ -55,12 +55,21 @@ def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
             yield one
 
 
+def sparing(op: ops.Op, every: list[Case], draw: random.Random) -> list[Case]:
+    """Return the cases of an op in `FUSED` with the usual types and some others: each costs a compilation."""
+    if op not in FUSED:
+        return every
+    others = draw.choice(sorted({str(one.types) for one in every if one.types}) or [""])
+    return [one for one in every if not one.types or str(one.types) == others]
+
+
 def parameters() -> Iterator[object]:
     """Yield each kernel with each case, the variants one after another, which share the reference's results."""
     for op, variants in VARIANTS.items():
         for k in variants:
             every = [one for one in cases_of(op, k) if k.takes_all(one.types)]
-            some = {str(one) for one in covering(every, random.Random(f"{commit()} {k.name}"))}
+            draw = random.Random(f"{commit()} {k.name}")
+            some = {str(one) for one in covering(sparing(op, every, draw), draw)}
             for one in every:
                 marks = () if str(one) in some else pytest.mark.slow
                 yield pytest.param(k, one, id=f"{k.name} {one}", marks=marks)
