@@ -105,7 +105,7 @@ class Tree:
 
     def run(self, asked: Sequence[str], limit_s: float | None = None, **more: str) -> tuple[int, str]:
         """Run tests until one fails; return pytest's status and its output."""
-        how = ["-x", "--tb=short", "-p", "no:cacheprovider", f"--junit-xml={self.report}"]
+        how = ["-x", "-m", "not slow", "--tb=short", "-p", "no:cacheprovider", f"--junit-xml={self.report}"]
         command = [sys.executable, "-m", "pytest", *how, *asked]
         try:
             done = subprocess.run(
