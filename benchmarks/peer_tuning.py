@@ -1,7 +1,7 @@
 """How those who know PyTorch run it on a CPU: two settings that have to be made before it is imported.
 
 - The C library's allocator gives large blocks back to the system and gets them anew, each page with a fault, in every
-  step. Told to keep them, a step of GPT-2 124M takes 10 to 35 % less time on a virtual machine, and as much with
+  step. Told to keep them, a step of GPT-2 124M takes a tenth to a third less time on a virtual machine, as with
   tcmalloc, or with jemalloc and a decay of -1.
 - MKL takes code without AVX-512 on AMD's processors. It asks its own function ``mkl_serv_intel_cpu_true`` for that,
   which another library that is loaded before it can define.
