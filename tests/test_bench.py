@@ -148,8 +148,6 @@ def test_twice_slower_says_2(fakes):
     values = result["step_ms"]["cpuopt"]["values"]
     assert result["step_ms"]["cpuopt"]["quiet"] == sorted(values)[(len(values) - 1) // 4] < np.mean(values)
     assert result["peak_rss_mb"] == {"cpuopt": 400, "peer": 800}
-    # the peer takes 800 ms
-    assert result["at_roofs"] == pytest.approx(5, rel=0.01)
     # 20 GFLOP at 100 GFLOP/s take 200 ms
     assert result["of_peak"] == pytest.approx({"cpuopt": 50, "peer": 25}, rel=0.01)
     assert result["losses"]["peer"][:3] == [5.0, 4.9, 4.8]
@@ -664,7 +662,7 @@ def test_two_variants_of_cpuopt():
         assert 0 < sum(phases.values()) <= 1.5 * result["step_ms"][key]["max"]
         assert result["peak_rss_mb"][key] > 50
         assert 0 < result["of_peak"][key] < 100
-    assert result["ratio"]["median"] < result["at_roofs"]
+    assert 0 < report.limit_share(result) < 1
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 

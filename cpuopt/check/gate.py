@@ -33,7 +33,7 @@ from ..isolate.process import LateError
 from ..kernels import ADDED, load_all
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
-from ..machine import describe, forget_peak, peak_rss_bytes
+from ..machine import describe, peak_rss_bytes
 from ..measure.rates import machine_id
 from ..ops.declaration import Op
 from ..program.arena import gb
@@ -58,7 +58,7 @@ class Judged:
     Attributes
     ----------
     judged : the number of cases judged now; the others were remembered.
-    peak_bytes : the most memory that this process held up to then, which it has given back since.
+    peak_bytes : the most memory that this process had held when they were judged.
     left_out : calls that are too large to be judged at their size.
     """
 
@@ -134,7 +134,6 @@ def require_right(
     found.seconds = time.perf_counter() - start
     if found.judged:
         found.peak_bytes = peak_rss_bytes()
-        forget_peak()  # of memory that nothing after it needs
     return found
 
 

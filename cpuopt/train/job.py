@@ -26,6 +26,7 @@ from ..files.reading import from_json
 from ..kernels import registry
 from ..kernels.compile import cache
 from ..kernels.toolkit import threads as numba_threads
+from ..machine import forget_peak
 from ..models import Config
 from ..nn.initial import initialize
 from ..ops import USUAL
@@ -373,6 +374,8 @@ def prepare(
                 require_same_bits(built.own_kernels.values())
             sizes = sized_of(built.own_kernels, built.own_kernels.values())
             judged.append(require_right(built.own_kernels.values(), sizes, threads=threads, child=child))
+            if judged[-1].judged:
+                forget_peak()  # not in the gate: a judgement in the midst of a run would hide what it held before
             used = dict.fromkeys(built.own_kernels.values())
             digests = {f"the source of {k.name}": cache.digest(k.function) for k in used}
             agreed({"text of --data with the fingerprint": corpus.fingerprint}, digests)

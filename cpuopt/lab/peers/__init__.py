@@ -106,7 +106,6 @@ class Result:
         a second, as measured after the last trial or before.
     library : the peer's version and vector code, ``products_by``, what ran one product alone, and ``linear_gflops``.
     roof_ms : the time of a step of cpuopt whose calls all reach their roofs.
-    at_roofs : the ratio that this would be: the peer's quiet time over it.
     doubts : warnings about the figures.
     model : the preset's name, where results of several models are together.
     """
@@ -132,7 +131,6 @@ class Result:
     gflop: float | None = None
     peak_gflops: float | None = None
     roof_ms: float | None = None
-    at_roofs: float | None = None
     doubts: list[str] = field(default_factory=list)
     model: str = ""
     dtype: str = WIDE
@@ -354,8 +352,6 @@ class Bench:
             if result.roof_ms and result.roof_ms > result.step_ms["cpuopt"]["quiet"]:
                 result.roof_ms = None
                 result.doubts.append("a step of cpuopt is faster than the roofs allow: no ratio at the roofs")
-            if result.roof_ms:
-                result.at_roofs = result.step_ms["peer"]["quiet"] / result.roof_ms
         return result
 
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
