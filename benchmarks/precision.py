@@ -25,7 +25,8 @@ import numpy as np
 from sizes import sizes
 
 from cpuopt import models
-from cpuopt.check.gate import require_right, sized_of
+from cpuopt.check.cases import Case
+from cpuopt.check.gate import require_right
 from cpuopt.engine import Engine
 from cpuopt.files import write_whole
 from cpuopt.kernels.registry import Choice
@@ -64,7 +65,7 @@ def measured(model: str, size: str, rounds: int, threads: int | None) -> dict[st
     def engine(**types: str) -> Engine:
         how = {"choice": Choice("optimized"), "fuse": usual("optimized", False), "threads": threads, **types}
         made = Engine(config.module(), config.specs(B, T), **how)
-        require_right(made.kernels, sized_of([b.call for b in made.calls], made.kernels), threads=made.threads)
+        require_right(made.kernels, [(b.kernel, Case.of(b.call)) for b in made.calls], threads=made.threads)
         return made
 
     engines = {name: engine(**types) for name, types in TYPES.items()}

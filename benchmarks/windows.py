@@ -18,7 +18,7 @@ from cpuopt import ops
 from cpuopt.check.cases import Case
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import threads
-from cpuopt.lab.ab import Alone, Shape
+from cpuopt.lab.ab import Alone
 from cpuopt.machine import describe
 from cpuopt.measure.comparison import compare
 from cpuopt.ops.declaration import Op
@@ -30,13 +30,13 @@ NARROW = {"float32": (), "bf16": ("qkv", "q", "k", "v", "dout", "dqkv", "dq", "d
 """The arguments that are bfloat16."""
 
 
-def shape(op: Op, tokens: int, window: int, dtype: str) -> Shape:
+def shape(op: Op, tokens: int, window: int, dtype: str) -> Case:
     """Return the shape of a call; the window 0 is none."""
     known = {**SIZES, "T": tokens}
     sizes = {s: known[s] for s in op.symbols} | {"window": window}
     types = {a.name: "bfloat16" for a in op.arrays if a.name in NARROW[dtype]}
     adds = {a.name: False for a in op.args if a.kind == "acc"}
-    return Shape(Case(sizes, absent=frozenset(["starts"]), types=types), adds, ())
+    return Case(sizes, absent=frozenset(["starts"]), types=types, adds=adds)
 
 
 def rows(args: argparse.Namespace) -> Iterator[str]:

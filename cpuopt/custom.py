@@ -22,6 +22,7 @@ from .check.cases import NOT_FINITE, SMALL, arguments, case
 from .check.dual import wide
 from .check.fit import ERRORS
 from .check.gradient import GradientResult, check_gradient
+from .check.result import WRONG
 from .check.whole import IntegerOverflowError, integers
 from .errors import UserError
 from .kernels import registry
@@ -242,7 +243,7 @@ class DifferentiableOp:
         for op in (forward, backward):
             kernel = registry.KERNELS[op.name, registry.BASE]
             result = check(replace(kernel, op=op), case(op, SMALL), threads=(1,))
-            if result.verdict == "FAIL":
+            if result.refused:
                 raise UserError(f"{kernel.name}: compiled, it disagrees with its text in Python: {result.reason}")
 
     @property
@@ -277,7 +278,7 @@ class DifferentiableOp:
             if not results:
                 continue
             worst = max(results, key=lambda r: r.error)
-            if worst.verdict == "FAIL":
+            if worst.verdict == WRONG:
                 raise UserError(
                     f"{self.name}: its generated gradient disagrees with the slope of its forward: {worst}; "
                     f"that is a fault of the generator: report it with the kernel and {self.name}.generated.text"
@@ -343,7 +344,7 @@ class DifferentiableOp:
             made = jit.kernel(self.backward, registry.BASE)(function)
             results = check_all([registry.KERNELS[self.backward.name, registry.BASE]], quick=True)
             worst = max(results, key=lambda r: r.ratio)
-            if worst.verdict == "FAIL":
+            if worst.refused:
                 raise UserError(
                     f"{self.backward.name}: the backward by hand disagrees with the generated one: {worst.reason}; "
                     f"see 'cpuopt ad {self.name}'"

@@ -53,3 +53,11 @@ def blamed(e: BaseException, kernel: str, layer: str) -> BaseException:
     if isinstance(e, KeyboardInterrupt | UserError):
         return e
     return UserError(f"{kernel} raised {type(e).__name__}: {e}, in layer {layer!r}")
+
+
+class RefusedError(UserError):
+    """A kernel that nothing runs; `word` is the word of its result, of `check.result.WORDS`."""
+
+    def __init__(self, text: str, word: str = "wrong") -> None:
+        super().__init__(text)
+        self.word = word

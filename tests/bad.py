@@ -42,6 +42,7 @@ class Bad:
     body : Python, in which ``...`` calls the op's vanilla kernel.
     check, sized, timed, gate, loud : patterns of the reasons for which it is refused on a small case, at its sizes, on
         the arrays of a timing, before a run in a process of its own, and in such a process that it changes.
+    word : that of its result.
     kind : the kind of the small case that shows it.
     tries : whether only some sizes of a few show it.
     scratch : the sizes of its scratch, by name.
@@ -55,6 +56,7 @@ class Bad:
     timed: str = ""
     gate: str = ""
     loud: str = ""
+    word: str = "wrong"
     kind: str = "normal"
     tries: bool = False
     scratch: Mapping[str, Any] = field(default_factory=dict)
@@ -185,10 +187,10 @@ timed="wrote outside its arrays: past the end of its scratch, before it was time
     writes_past_its_scratch gelu_forward: ... | as_strided(work, (len(work) + 3,), (4,))[-1] = 7
 
 # leaves other threads, ends its process, has odd scratch, or changes arrays as objects
-check="^left its process with other numba threads .1 instead of 2"
+check="^left its process with other numba threads .1 instead of 2", word="cheating"
     leaves_one_thread: ... | numba.set_num_threads(1)
     leaves_one_thread_from_a_compiled_helper: ... | one_thread()
-check=f"^{THREADS}", timed=THREADS
+check=f"^{THREADS}", timed=THREADS, word="cheating"
     takes_all_threads: ... | numba.set_num_threads(4)
 check="^raised SystemExit: 0"
     leaves: ... | raise SystemExit(0)
@@ -196,13 +198,13 @@ check="^raised Odd: of mine"
     raises_what_is_no_exception: raise type("Odd", (BaseException,), {})("of mine")
 check="^raised GeneratorExit"
     raises_generator_exit: raise GeneratorExit
-check=r"bad\]: scratch 'work' has -90 elements for N=\d+; expected 0 to", scratch={"work": -1 * N}
+check=r"bad\]: scratch 'work' has -90 elements for N=\d+; expected 0 to", scratch={"work": -1 * N}, word="compile error"
     has_negative_scratch: np.add(inp1, inp2, out=out)
-check="asks for 1,000,000,000 elements of scratch 'work'", scratch={"work": 10**9}
+check="asks for 1,000,000,000 elements of scratch 'work'", scratch={"work": 10**9}, word="compile error"
     has_absurd_scratch: np.add(inp1, inp2, out=out)
-check=r"bad\]: scratch 'work' has 10{30} elements", scratch={"work": 10**30}
+check=r"bad\]: scratch 'work' has 10{30} elements", scratch={"work": 10**30}, word="compile error"
     has_scratch_of_no_machine: np.add(inp1, inp2, out=out)
-check="no scratch size: SystemExit", scratch={"work": lambda sizes: exit(0)}
+check="no scratch size: SystemExit", scratch={"work": lambda sizes: exit(0)}, word="compile error"
     leaves_from_its_scratch: np.add(inp1, inp2, out=out)
 check="changed the shape, the strides, the type or the flags of an array"
     makes_its_input_read_only: ... | inp1.flags.writeable = False
@@ -310,14 +312,14 @@ gate="its process (ended with status|closed its stdout)"
     closes: ... | os.closerange(0, 100)
 
 # leaves or does something beside its work
-loud=CHANGES
+loud=CHANGES, word="cheating"
     pins_another_thread gelu_forward: os.sched_setaffinity(int(os.listdir("/proc/self/task")[-1]), [0]) | ...
     changes_its_priority gelu_forward: os.nice(1) | ...
     starts_a_thread gelu_forward: threading.Timer(300, len).start() | ...
     replaces_a_comparison_at_its_first_call gelu_forward: np.array_equal = lambda *a, **k: True | ... | out[0] += 1
     replaces_a_clock_at_its_first_call gelu_forward: time.perf_counter_ns = lambda: 0 | ...
     replaces_a_maximum_at_its_first_call gelu_forward: builtins.max = lambda *a, **k: 0 | ...
-    replaces_the_judge gelu_forward: judge.worst = lambda results: judge.CheckResult("x", None, 0.0) | ...
+    replaces_the_judge gelu_forward: judge.worst = lambda results: judge.Result("x", None, 0.0) | ...
 
 # is wrong only at the size that is timed or trained
 sized=r"out\[64\] = nan, expected .*so not written", timed=r"out\[\d+\] = nan, expected"

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from cpuopt import cli, ops
-from cpuopt.check.cases import Case
+from cpuopt.check.cases import Case, calls_alike
 from cpuopt.cli import ab as verb
 from cpuopt.errors import UserError
-from cpuopt.files.reading import to_json
+from cpuopt.files.reading import from_json, to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
-from cpuopt.lab import ab, session
+from cpuopt.lab import ab, rounds
 from cpuopt.measure import comparison
 from cpuopt.measure.comparison import compare, judge, schedule, timer
 from cpuopt.measure.roofline import Level, Roofs
@@ -181,33 +181,33 @@ def shown(**more):
 
 
 def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
-    assert "MARGINAL" not in shown()
-    check = {"kernel": "gelu_forward[mine]", "case": "N=9", "status": "MARGINAL", "reason": "", "ratio": 8.4}
-    said = "MARGINAL: gelu_forward[mine] is 8.4 times what rounding explains from the reference (N=9)"
+    assert "marginal" not in shown()
+    check = {"kernel": "gelu_forward[mine]", "case": "N=9", "status": "marginal", "reason": "", "ratio": 8.4}
+    said = "marginal: gelu_forward[mine] is 8.4 times what rounding explains from the reference (N=9)"
     assert said in shown(checks=[check, {**check, "ratio": 2.0}])
     assert "warning: the rounds are too few for an interval of 99.5 %; take 9 or more" in shown(level=96.8)
     assert "note: the swap keeps two calls apart" in shown(notes=["the swap keeps two calls apart"])
-    row = session.KernelRow("gelu_forward", "mine", "one")
+    row = rounds.KernelRow("gelu_forward", "mine", "one")
     r = {"verdict": "faster", "a_ms": 1.0, "b_ms": 0.5, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}, "why": ""}
-    told = session._told({**r, "level": 96.8, "checks": [check]}, row)
+    told = rounds._told({**r, "level": 96.8, "checks": [check]}, row)
     assert told == f"faster: 0.5 ms against 1 of one, ratio 0.500 [0.400, 0.600] (96.8 %: few rounds); {said}"
 
 
 def test_a_time_below_the_roof_names_the_roof():
     roofs = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
-    case = {**to_json(ab.Shape(Case({"N": 1000}), {}, ("x",))), "a_ns": 900.0, "b_ns": 400.0}
-    case |= ab.cost(ops.gelu_forward, ab.Shape.read(case))
+    case = {**to_json(Case({"N": 1000}, adds={}, layers=("x",))), "a_ns": 900.0, "b_ns": 400.0}
+    case |= ab.cost(ops.gelu_forward, from_json(Case, case))
     said = ["mine is at 200 % of the memory roof, which is impossible (N=1000)"]
     assert [ab.beyond_roofs(("one", "mine"), [case], r) for r in (roofs, None)] == [said, []]
     alone = {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}
-    row = session.KernelRow("gelu_forward", "mine", "one", found={"alone": alone})
-    said = session._roof(session.RoundPlan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
+    row = rounds.KernelRow("gelu_forward", "mine", "one", found={"alone": alone})
+    said = rounds._roof(rounds.RoundPlan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
     assert said.startswith("unfit: mine at up to 80000 % of the memory roof, which was measured too low; when it is")
 
 
 def test_a_time_that_no_machine_allows_is_refused(monkeypatch):
-    case = {**to_json(ab.Shape(Case({"N": 1 << 24}), {}, ("x",))), "a_ns": 8e6, "b_ns": 8e3}
-    case |= ab.cost(ops.residual_forward, ab.Shape.read(case))
+    case = {**to_json(Case({"N": 1 << 24}, adds={}, layers=("x",))), "a_ns": 8e6, "b_ns": 8e3}
+    case |= ab.cost(ops.residual_forward, from_json(Case, case))
     monkeypatch.setattr(ab.machine, "stored", dict)
     with pytest.raises(UserError, match=r"mine takes 8000 ns for \d+ FLOPs and 201326592 bytes, which is impossible: "):
         ab.require_possible(("one", "mine"), case, 2)
@@ -224,8 +224,8 @@ def test_a_time_in_bfloat16_is_held_against_its_own_peak(monkeypatch):
     sizes = {"BT": 10, "C": 10, "OC": 10}
     cases = []
     for types in ({}, {"inp": "bfloat16", "weight": "bfloat16"}):
-        case = {**to_json(ab.Shape(Case(sizes, types=types), {}, ("x",))), "a_ns": 15.0, "b_ns": 5.0}
-        cases.append(case | ab.cost(ops.matmul_forward, ab.Shape.read(case)))
+        case = {**to_json(Case(sizes, types=types, adds={}, layers=("x",))), "a_ns": 15.0, "b_ns": 5.0}
+        cases.append(case | ab.cost(ops.matmul_forward, from_json(Case, case)))
     plain, typed = cases  # 2,000 FLOPs: 20 ns, and 10
     assert len(ab.beyond_roofs(("one", "mine"), [plain], roofs)) == 2
     (said,) = ab.beyond_roofs(("one", "mine"), [typed], roofs)
@@ -262,7 +262,7 @@ def kernel(variant, ns, clock, calls=None, op=ops.gelu_forward, body=gelu):
     return registry.Kernel(op, variant, function)
 
 
-SHAPE = ab.Shape(Case({"N": 1000}), {}, ("h.0.mlp", "h.1.mlp"))
+SHAPE = Case({"N": 1000}, adds={}, layers=("h.0.mlp", "h.1.mlp"))
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_a_kernel_in_bfloat16_is_called_as_in_a_step():
     """Not by numba's dispatcher, which takes microseconds for each array of a type that NumPy does not have."""
     copy = registry.find("copy", "optimized")
     for types in {}, {"out": "bfloat16"}:
-        shape = ab.Shape(Case({"N": 64}, types=types), {}, ("x",))
+        shape = Case({"N": 64}, types=types, adds={}, layers=("x",))
         assert (ab.Alone([copy], shape, 0).functions["A"] is copy.function) is (not types)
 
 
@@ -360,8 +360,8 @@ def test_the_other_state_of_the_caches_stands_beside(clock, flush, monkeypatch):
 
 def test_shapes_of_a_model_and_their_layers():
     settings = Settings(model="gpt2-tiny", B=2, T=8)
-    (shape,) = ab.shapes_of(ab.calls_of(ops.attention_forward, settings))
-    assert (shape.case.sizes, shape.layers) == ({"B": 2, "T": 8, "C": 64, "NH": 2}, ("h.0.attn", "h.1.attn"))
+    (shape,) = calls_alike(ab.calls_of(ops.attention_forward, settings))
+    assert (shape.sizes, shape.layers) == ({"B": 2, "T": 8, "C": 64, "NH": 2}, ("h.0.attn", "h.1.attn"))
     assert len(ab.calls_of(ops.attention_forward, settings, "h.1.*")) == 1
     assert ab.calls_of(ops.residual_forward, settings)  # which rewrites leave none of
     with pytest.raises(UserError, match=r"does not call it in a layer 'h.7.attn'; did you mean 'h.\d.attn'"):
@@ -440,7 +440,7 @@ def test_alone(capsys):
     assert found["verdict"] == "slower"
     assert 2 < found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
     (result,) = found["results"]
-    assert {c["status"] for c in result["checks"]} == {"PASS"}
+    assert {c["status"] for c in result["checks"]} == {"right"}
     checks = [(c["kernel"], c["case"]) for c in result["checks"]]
     timed = [c for c in checks if checks.count(c) == 1]
     assert sorted(timed) == [("gelu_forward[thrice]", "N=8192"), ("gelu_forward[vanilla]", "N=8192")]

@@ -13,11 +13,13 @@ from cpuopt import cli, ops
 from cpuopt.building import build
 from cpuopt.check import gate
 from cpuopt.check.cases import Case, affordable, cases, elements
-from cpuopt.check.judge import CheckResult, worst
+from cpuopt.check.result import WORDS, Result, refuse, whole, worst
 from cpuopt.cli.check import choose
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.isolate.process import LateError
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.lab import checked
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import check as report
@@ -57,9 +59,9 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
     assert (found["seed"], found["threads"]) == (3, [1, 2])
     verdicts = {k["variant"]: (k["verdict"], k["worst"]["reason"]) for k in found["kernels"]}
     assert {v: verdict for v, (verdict, _) in verdicts.items()} == {
-        **dict.fromkeys(["crash", "raises", "wrong"], "FAIL"),
-        "hang": "UNCHECKED",
-        "right": "PASS",
+        **dict.fromkeys(["crash", "raises", "wrong"], "wrong"),
+        "hang": "unchecked",
+        "right": "right",
     }
     assert verdicts["crash"][1].startswith("its process was ended by SIGABRT during 'check'")
     late = "no answer to 'check' within 8 s, in residual_forward[hang]; it was ended; --limit gives it more time"
@@ -71,18 +73,22 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
 
 
 def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):
-    late = gate.unanswered("residual_forward[vanilla]", Case({"N": 3}), LateError("no answer within 1 s"))
-    verdict = gate.GateVerdict("residual_forward", "vanilla", [late])
-    monkeypatch.setattr(gate, "conform", lambda *args, **more: [verdict])
+    def ask(*args, **more):
+        raise LateError("no answer within 1 s")
+
+    (late,) = gate.run(
+        [Case({"N": 3})] * 2, gate.in_child(SimpleNamespace(ask=ask), KERNELS["residual_forward", "vanilla"], (1,))
+    )
+    monkeypatch.setattr(checked, "judge", lambda *args, **more: [whole([late])])
     assert cli.main(["check", "residual_forward", "--variant", "vanilla", "--quick"]) == 3
     out = capsys.readouterr().out
-    assert "UNCHECKED  residual_forward[vanilla]" in out
-    assert "UNCHECKED: residual_forward[vanilla]: not judged, so neither right nor wrong" in out
-    assert "0 PASS, 0 MARGINAL, 0 FAIL, 1 UNCHECKED" in out
-    assert CheckResult.from_json(late.to_json(), late.case).verdict == "UNCHECKED"
+    assert "unchecked  residual_forward[vanilla]" in out
+    assert f"unchecked: residual_forward[vanilla]: {WORDS['unchecked']}" in " ".join(out.split())
+    assert "0 right, 0 marginal, 0 wrong, 1 unchecked" in out
+    assert Result.from_json(late.to_json(), late.case).verdict == "unchecked"
     with pytest.raises(UserError, match=r"vanilla\] was not judged, so nothing is run: no answer within 1 s"):
-        gate.refuse(late, "nothing is run")
-    wrong, right = (CheckResult("x", late.case, ratio) for ratio in (11.0, 9.0))
+        refuse(late, "nothing is run")
+    wrong, right = (Result("x", late.case, ratio) for ratio in (11.0, 9.0))
     assert worst([right, late, wrong]) is wrong
     assert worst([late, right]) is late
 
@@ -109,56 +115,56 @@ def test_a_name_that_is_not_there_is_said_once_with_its_line(capsys):
     assert said.count("does not compile") == 1
 
 
-@pytest.mark.parametrize(("narrow", "verdict"), [(True, "FAIL"), (False, "PASS")])
+@pytest.mark.parametrize(("narrow", "verdict"), [(True, "wrong"), (False, "right")])
 def test_a_kernel_of_a_file_is_tried_in_the_types_that_it_takes(narrow, verdict):
     body = "import numpy as np; x = inp.astype(float); out[...] = x / (1 + np.exp(-x))"
     text = kernel("mine", f"{body}; out[3] += 4 * (out.dtype.name == 'bfloat16')", "silu_forward")
     Path("mine.py").write_text(HEAD + text.replace("jit=False", f"jit=False, narrow={narrow}"))
-    plan = gate.Planned([on for on in cases(ops.silu_forward) if on.types or on.kind == "normal"])
+    plan = [on for on in cases(ops.silu_forward) if on.types or on.kind == "normal"]
     with Child("cpuopt.check.worker", ["mine.py"], 1) as child:
-        (found,) = gate.conform(child, [("silu_forward", "mine")], {"silu_forward": plan}, threads=(1,))
-    assert found.worst.verdict == verdict
-    assert any("bfloat16" in r.case.types.values() for r in found.results) == narrow
+        found = gate.run(plan, gate.in_child(child, ("silu_forward", "mine"), (1,)))
+    assert worst(found).verdict == verdict
+    assert any("bfloat16" in r.case.types.values() for r in found) == narrow
 
 
 def test_the_table_names_the_worst_element(capsys):
     assert cli.main(["check", "--kernels", write(("wrong", "residual_forward")), "--quick", "--seed", "1"]) == 1
     out = capsys.readouterr().out
-    assert "FAIL  residual_forward[wrong]" in out
-    assert "0 PASS, 0 MARGINAL, 1 FAIL" in out
+    assert "wrong  residual_forward[wrong]" in out
+    assert "0 right, 0 marginal, 1 wrong" in out
     assert "--seed 1" in out
 
 
 def test_marginal_is_named_and_explained():
-    marginal = CheckResult("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
-    right = CheckResult("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
-    found = [gate.GateVerdict("gelu_forward", "mine", [marginal]), gate.GateVerdict("silu_forward", "mine", [right])]
+    marginal = Result("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
+    right = Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
+    found = [whole([marginal]), whole([right])]
     text = rendered.as_text(report.tables(found, 1, [1]))
-    assert "MARGINAL: gelu_forward[mine]: further from the reference than rounding explains" in text
-    assert "MARGINAL: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
+    assert "marginal: gelu_forward[mine]: farther off than rounding explains" in text
+    assert "marginal: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 
 def test_a_name_is_whole_at_80_columns():
-    r = CheckResult(
+    r = Result(
         "classifier_backward[optimized:CHUNK=16384]", Case({"N": 3}), 1.5e9, "dweight", (123, 4567), -1.2e-7, 0.1
     )
     out = io.StringIO()
-    for shown in report.tables([gate.GateVerdict("classifier_backward", "x", [r])], 3, [1, 2]):
+    for shown in report.tables([whole([r])], 3, [1, 2]):
         Plain(file=out, width=80).print(shown)
-    assert "FAIL classifier_backward[optimized:CHUNK=16384]\n      1 1.5e+09 dweight[123, 4567]" in out.getvalue()
+    assert "wrong classifier_backward[optimized:CHUNK=16384]\n      1 1.5e+09 dweight[123, 4567]" in out.getvalue()
 
 
 def test_the_package_is_checked_at_the_sizes_of_a_model(capsys):
     flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--detail", "--seed", "0"]
     assert cli.main(["check", "gelu_forward", *flags]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"PASS  gelu_forward\[vanilla\] +N=4096 ", out)  # 2 * 8 * 4 * 64
-    assert "1 PASS" in out
+    assert re.search(r"right  gelu_forward\[vanilla\] +N=4096 ", out)  # 2 * 8 * 4 * 64
+    assert "1 right" in out
 
 
 def test_cases_of_a_model_are_its_sizes_each_once():
     calls = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8)).program.calls
-    found = gate.model_cases(ops.matmul_forward, calls)
+    found = gate.planned(ops.matmul_forward, calls)[0][-5:]
     assert [c.sizes["OC"] for c in found] == [192, 64, 256, 64, 256]
     assert [sorted(c.absent) for c in found] == [[], [], [], [], ["bias"]]
     assert elements(ops.matmul_forward, Case({"BT": 1 << 14, "C": 1 << 12, "OC": 1 << 10})) > gate.MOST_FLOATS
@@ -168,22 +174,22 @@ def test_cases_of_a_model_are_its_sizes_each_once():
 def test_a_result_comes_back_from_json():
     nan = float("nan")
     for r in (
-        CheckResult("k", Case({"N": 3}), 0.5, "out", (2,), 1.0, 1.5, "why"),
-        CheckResult("k", Case({"N": 3}), float("inf"), "out", (2,), 7.0, 1.5),
+        Result("k", Case({"N": 3}), 0.5, "out", (2,), 1.0, 1.5, "why"),
+        Result("k", Case({"N": 3}), float("inf"), "out", (2,), 7.0, 1.5),
     ):
-        assert CheckResult.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
-    assert CheckResult("k", Case({}), 0.0, got=nan).to_json()["got"] is None
+        assert Result.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
+    assert Result("k", Case({}), 0.0, got=nan).to_json()["got"] is None
 
 
 def test_a_process_that_died_is_started_again():
     with Child(
         "cpuopt.check.worker", [write(("crash", "residual_forward"), ("right", "residual_forward"))], 2
     ) as child:
-        asked = {"sizes": {"N": 4}, "kind": "normal", "absent": []}
+        asked = {"sizes": {"N": 4}}
         with pytest.raises(UserError, match="SIGABRT"):
             child.ask("check", op="residual_forward", variant="crash", case=asked, threads=[1], seed=0)
         answer = child.ask("check", op="residual_forward", variant="right", case=asked, threads=[1], seed=0)
-    assert answer["result"]["status"] == "PASS"
+    assert answer["result"]["status"] == "right"
 
 
 def test_a_file_without_kernels_is_refused():

@@ -11,8 +11,8 @@ import pytest
 import cpuopt.check
 from cpuopt import ops
 from cpuopt.check.cases import SMALL, Case, arguments, case
+from cpuopt.check.check import check
 from cpuopt.check.scalars import START
-from cpuopt.check.sized import Sized, check_sized
 from cpuopt.kernels.registry import Kernel
 from cpuopt.ops.declaration import Op
 
@@ -89,15 +89,15 @@ def sized(op):
         for a in op.written:
             given[a.name][...] = found[a.name]
 
-    on = Case({s: SIZES[s] for s in op.symbols})
-    result = check_sized(Sized(Kernel(op, "vanilla", function), on, {}), 1)
+    on = Case({s: SIZES[s] for s in op.symbols}, adds={}, sized=True)
+    result = check(Kernel(op, "vanilla", function), on, threads=(1,))
     return result.verdict, result.ratio, seen[0]
 
 
 @pytest.mark.parametrize("op", [ops.matmul_forward, ops.classifier_forward], ids=str)
 def test_a_weight_of_another_name_is_as_large_as_in_a_model(op):
     verdict, ratio, deviation = sized(op)
-    assert verdict == "PASS"
+    assert verdict == "right"
     assert abs(deviation * 20 - 1) < 0.05
     assert sized(renamed(op)) == (verdict, ratio, deviation)
     assert abs(sized(renamed(op, fan_in=None))[2] - 1) < 0.05

@@ -137,7 +137,7 @@ def test_a_block_of_queries_reads_a_cache_of_bfloat16(op, more, variant):
     types = TYPED | dict.fromkeys(more, "bfloat16")
     for sizes in (MORE, {**MORE, "T": 70, "S": 200, "C": 128, "NH": 2, "HS": 64, "NKV": 2}):
         result = check(registry.find(op.name, variant), case(op, sizes, types=types))
-        assert result.verdict == "PASS", result
+        assert result.verdict == "right", result
 
 
 def test_the_kernels_for_few_rows_are_those_of_words():

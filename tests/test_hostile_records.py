@@ -65,17 +65,20 @@ def kinds():
     bench = {"model": {"name": "gpt2-tiny"}, "variant": "optimized", "swap": [], "threads": 1, "rounds": 2}
     bench |= {"results": [result, {**result, "ratio": None, "refused": "other losses"}]}
     bench |= {"geometric_mean": {"torch": ratio()}, "machine": {"cpu": "x"}}
-    tried = {"mine": {**compared(), "a_ms": 2.0, "b_ms": 1.0, "check": "PASS"}, "x": {"verdict": "refused", "why": "?"}}
+    tried = {
+        "mine": {**compared(), "a_ms": 2.0, "b_ms": 1.0, "check": "right"},
+        "x": {"verdict": "refused", "why": "?"},
+    }
     shape = {"sizes": {"B": 4}, "adds": {"dinp": True}, "layers": ["h.0"]}
     row = {"op": "gelu_forward", "default": "optimized", "best": "mine", "shapes": [shape], "tried": tried}
     row["in_step"] = {"verdict": "faster", "ratio": ratio()}
     tune = {"model": "gpt2-tiny", "B": 4, "T": 64, "threads": 1, "flush": False, "rows": [row], "doubts": ["busy"]}
     tune |= {"rules": ["gelu_forward@h.0=mine"], "step": compared(), "finished": True, "why": "", "plan": "p.json"}
-    p = {**profile(), "roofs": ROOFS, "doubts": ["busy"], "checked": [{"kernel": "x[mine]", "status": "PASS"}]}
-    p["checked"] = [{"kernel": f"{n}[mine]", "status": "PASS"} for n in (op.lower().replace(" ", "_") for op in OPS)]
+    p = {**profile(), "roofs": ROOFS, "doubts": ["busy"], "checked": [{"kernel": "x[mine]", "status": "right"}]}
+    p["checked"] = [{"kernel": f"{n}[mine]", "status": "right"} for n in (op.lower().replace(" ", "_") for op in OPS)]
     for r in (*p["ops"], *p["layers"]):
         r |= {"of_roof": 50.0, "roof": "L1", "imbalance": 1.2}
-    said = {"check": "PASS, 3 cases", "alone": "faster: 1 ms"}
+    said = {"check": "right, 3 cases", "alone": "faster: 1 ms"}
     k = {"op": "gelu_forward", "variant": "mine", "against": "optimized", "bad": "", "said": said}
     lab = {"file": "mine.py", "model": "gpt2-tiny", "sizes": [], "kernels": [{**k, "alone": one["results"][0]}]}
     return {"ab": one, "lab": lab, "bench": bench, "tune": tune, "profile": {"profile": {**p, "mfu": 40.0}}}

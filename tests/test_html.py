@@ -224,7 +224,7 @@ def attacked(profile, engine):
         scratch={calls[c]: {n: value(v) for n, v in parts.items()} for c, parts in engine.plan.scratch.items()},
     )
     rows = {"ops": hostile_rows(profile.ops), "layers": hostile_rows(profile.layers)}
-    checked = [{"kernel": k, "status": "MARGINAL"} for r in rows["ops"] for k in r.kernels]
+    checked = [{"kernel": k, "status": "marginal"} for r in rows["ops"] for k in r.kernels]
     p = replace(profile, **names | rows | {"raw": raw, "roofs": roofs})
     p.checked = checked
     return p, SimpleNamespace(plan=plan, program=SimpleNamespace(calls=list(calls.values())))

@@ -29,7 +29,7 @@ from cpuopt.isolate.child import Child
 from cpuopt.isolate.process import LateError
 from cpuopt.judge import rules
 from cpuopt.kernels import registry
-from cpuopt.lab import ab, records, session
+from cpuopt.lab import ab, records, rounds
 from cpuopt.lab.starter import starter
 from cpuopt.measure import rates as machine
 from cpuopt.measure.comparison import compare
@@ -102,7 +102,7 @@ def test_a_starter_is_right(op):
     Path("new.py").write_text(starter(ops.ALL[op], "mine"))
     cpuopt.kernels.load_all(["new.py"])
     for case in quick_cases(ops.ALL[op]):
-        assert check(registry.KERNELS[op, "mine"], case).verdict == "PASS"
+        assert check(registry.KERNELS[op, "mine"], case).verdict == "right"
 
 
 def test_the_example_of_the_toolkits_page_is_right():
@@ -112,7 +112,7 @@ def test_the_example_of_the_toolkits_page_is_right():
         Path(f"{variant}.py").write_text(code)
         cpuopt.kernels.load_all([f"{variant}.py"])
         found = {check(registry.KERNELS["silu_forward", variant], c).verdict for c in quick_cases(ops.silu_forward)}
-        assert ("FAIL" in found) == (variant == "wrong")
+        assert ("wrong" in found) == (variant == "wrong")
 
 
 def test_new_kernel_writes_a_file_once(capsys):
@@ -147,14 +147,14 @@ def write(body, name="mine.py"):
 
 
 def one_round(body, limit_s=60.0, **kw):
-    plan = session.RoundPlan(write(body), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
+    plan = rounds.RoundPlan(write(body), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
     screen = report.Screen(plan, live=False, quiet=True)
-    return session.work(plan, ROOFS, screen), screen
+    return rounds.work(plan, ROOFS, screen), screen
 
 
 def a_row(*said, op="gelu_forward", variant="mine", **more):
     """A kernel of a round, and what was said of its stages."""
-    return session.KernelRow(op, variant, "optimized", *said, **more)
+    return rounds.KernelRow(op, variant, "optimized", *said, **more)
 
 
 def printed(page, width):
@@ -164,8 +164,8 @@ def printed(page, width):
 
 def test_a_right_kernel_goes_through_all_stages():
     (row,), screen = one_round("out[...] = inp1; out += inp2", against="vanilla")
-    assert (row.bad, list(row.said), screen.trouble) == ("", list(session.STAGES), "")
-    assert row.said["check"].startswith("PASS, ")
+    assert (row.bad, list(row.said), screen.trouble) == ("", list(rounds.STAGES), "")
+    assert row.said["check"].startswith("right, ")
     assert row.found["alone"]["verdict"] in ("faster", "slower", "no difference shown", "inconclusive")
     b = row.found["alone"]["b_ms"] * 1e6
     assert row.found["roof"] == pytest.approx(
@@ -200,16 +200,16 @@ def test_a_kernel_that_never_ends_is_ended():
 
 def test_a_comparison_looks_as_often_as_elsewhere():
     told = SimpleNamespace(kernels=(), ask=lambda do, **more: more)
-    row = session.KernelRow("gelu_forward", "mine", session.default("gelu_forward"))
-    asked = session._compare(session.RoundPlan(Path("mine.py"), rounds=120), row, told, False)
+    row = rounds.KernelRow("gelu_forward", "mine", rounds.default("gelu_forward"))
+    asked = rounds._compare(rounds.RoundPlan(Path("mine.py"), rounds=120), row, told, False)
     assert (asked["analyses"], asked["variants"]) == ([12, 24, 48, 96, 120], ["optimized", "mine"])
 
 
 def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
-    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1)
-    done = a_row(dict.fromkeys(session.STAGES, "PASS"))
-    under_way = a_row({"check": "PASS"}, variant="other", now="alone")
-    assert [session.whole(rows) for rows in ([], [done], [done, under_way])] == [False, True, False]
+    plan = rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1)
+    done = a_row(dict.fromkeys(rounds.STAGES, "right"))
+    under_way = a_row({"check": "right"}, variant="other", now="alone")
+    assert [rounds.whole(rows) for rows in ([], [done], [done, under_way])] == [False, True, False]
     assert verb.keep(Path("runs"), plan, [done, under_way]) is None
     assert not Path("runs").exists()
     done.found["alone"] = {"verdict": "faster"}
@@ -223,8 +223,8 @@ def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
 def test_a_file_that_cannot_be_loaded_is_said():
     assert one_round("return (")[1].trouble.startswith("--kernels ")
     Path("mine.py").write_text("x = 1\n")
-    screen = report.Screen(session.RoundPlan(Path("mine.py")), live=False, quiet=True)
-    assert session.work(session.RoundPlan(Path("mine.py")), ROOFS, screen) == []
+    screen = report.Screen(rounds.RoundPlan(Path("mine.py")), live=False, quiet=True)
+    assert rounds.work(rounds.RoundPlan(Path("mine.py")), ROOFS, screen) == []
     assert "registers no kernel" in screen.trouble
 
 
@@ -233,13 +233,13 @@ def test_once_tells_all_as_json(capsys):
     assert cli.main(["lab", "mine.py", "--once", "--model", "gpt2-tiny", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     (k,) = found["kernels"]
-    assert (k["bad"], k["check"]["verdict"], k["check"]["worst"]["index"]) == ("check", "FAIL", [0])
+    assert (k["bad"], k["check"]["verdict"], k["check"]["worst"]["index"]) == ("check", "wrong", [0])
     (entry,) = records.entries(Path("runs"))
     assert (entry.kind, str(entry.path)) == ("lab", found["path"])
-    assert entry.what == "mine.py: residual_forward[mine] FAIL in check"
+    assert entry.what == "mine.py: residual_forward[mine] failed in check"
     assert entry.content["kernels"][0]["said"] == k["said"]
     assert cli.main(["runs", "show", "lab"]) == 0
-    assert "FAIL" in capsys.readouterr().out
+    assert "wrong" in capsys.readouterr().out
     assert cli.main(["lab", "none.py"]) == 2
     assert "'cpuopt new-kernel OP --out none.py' writes one" in capsys.readouterr().err
     assert cli.main(["lab", "mine.py", "--json"]) == 2
@@ -255,18 +255,18 @@ def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_
         assert cli.main(["lab", "mine.py", "--against", "nope", *flags]) == 2
         known = "residual_forward has no such variant; known: mine, optimized, vanilla\n"
         assert capsys.readouterr().err == f"cpuopt: --against 'nope': {known}"
-    screen = Heard(plan := session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"))
-    assert session.work(plan, ROOFS, screen) == []
+    screen = Heard(plan := rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"))
+    assert rounds.work(plan, ROOFS, screen) == []
     assert "--against 'nope'" in screen.seen[-1]
 
 
 def test_the_screen_has_a_line_for_each_stage():
-    row = a_row({"check": "PASS, 3 cases", "alone": "slower: [x]"}, "", "roof")
-    lines = printed(report.Screen(session.RoundPlan(Path("mine.py")), live=False).page([row]), 80)
+    row = a_row({"check": "right, 3 cases", "alone": "slower: [x]"}, "", "roof")
+    lines = printed(report.Screen(rounds.RoundPlan(Path("mine.py")), live=False).page([row]), 80)
     assert lines[0].startswith("mine.py · gpt2-124M · 4x64 · 1 thread · ")
     assert lines[2:] == [
         "gelu_forward[mine] against optimized",
-        "  check  PASS    3 cases",
+        "  check  right   3 cases",
         "  alone  slower  [x]",
         "  roof           ...",
     ]
@@ -276,11 +276,11 @@ def test_a_round_tells_how_far_its_check_is():
     write("out[...] = inp1 + inp2; assert len(out) < 1000")
     seen = []
 
-    class Watched(session.RoundView):
+    class Watched(rounds.RoundView):
         def rows(self, rows):
             seen.extend(r.progress for r in rows if r.now == "check")
 
-    session.work(session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False, rounds=6), ROOFS, Watched())
+    rounds.work(rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False, rounds=6), ROOFS, Watched())
     total = int(seen[-1].partition("/")[2])
     assert total >= 20
     assert [s for s in seen if s] == [f"1/{total}", f"2/{total}"]  # the second fails
@@ -301,7 +301,7 @@ def test_a_comparison_tells_its_rounds_but_not_often(monkeypatch):
 
 
 def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
-    screen = report.Screen(session.RoundPlan(Path("mine.py")), live=False, quiet=True)
+    screen = report.Screen(rounds.RoundPlan(Path("mine.py")), live=False, quiet=True)
     for since, ms in (("10:00:00", 0.5), ("10:01:00", 0.25), ("10:02:00", 0.75)):
         screen.since = since
         found = {"alone": {"b_ms": ms, "verdict": "slower"}}
@@ -351,13 +351,13 @@ def test_an_error_after_a_newer_save_is_no_result(monkeypatch, ended):
         child.ended = ended
         raise UserError(text)
 
-    monkeypatch.setattr(session, "_check", check)
-    session.stages(None, ROOFS, row, child, lambda: None)
+    monkeypatch.setattr(rounds, "_check", check)
+    rounds.stages(None, ROOFS, row, child, lambda: None)
     assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": text}))
 
 
 def test_saves_while_rounds_go_on(monkeypatch):
-    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=300, step=False)
+    plan = rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=300, step=False)
     screen, workers, popen = Heard(plan), [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **kw: workers.append(popen(*a, **kw)) or workers[-1])
 
@@ -392,7 +392,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
     wait(lambda: not any("work" in t.name for t in threading.enumerate()))
     last = screen.seen.index("mine.py is gone")
     ((_, bad, said),) = screen.seen[-1]
-    assert (bad, said["check"][:4]) == ("check", "out[")
+    assert (bad, said["check"][:11]) == ("check", "wrong: out[")
     assert all(not x or x[0][0] == "check" or x[0][1] == "check" for x in screen.seen[last + 1 :])
     assert not any("ended" in str(x) for x in screen.seen)
     assert 3 <= len(workers) <= 14
@@ -402,22 +402,22 @@ def test_saves_while_rounds_go_on(monkeypatch):
 def test_a_save_of_an_imported_file_begins_a_round(monkeypatch):
     Path("helper.py").write_text("VALUE = 1\n")
     Path("mine.py").write_text("import helper\n")
-    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False)
-    screen, rounds = Heard(plan), []
-    monkeypatch.setattr(screen, "begin", lambda: rounds.append(1) or screen)
+    plan = rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False)
+    screen, begun = Heard(plan), []
+    monkeypatch.setattr(screen, "begin", lambda: begun.append(1) or screen)
 
     def changes(folder, **kw):
         wait(lambda: "registers no kernel" in str(screen.seen[-1:]))
         for name, wanted in (("other.py", 1), ("helper.py", 2)):
             yield {(1, str(Path(folder) / name))}
-            assert len(rounds) == wanted
+            assert len(begun) == wanted
 
     monkeypatch.setattr("watchfiles.watch", changes)
     verb.follow(plan, ROOFS, screen, Path("runs"))
 
 
 def test_a_round_that_is_over_is_not_heard():
-    screen = Heard(session.RoundPlan(Path("mine.py")))
+    screen = Heard(rounds.RoundPlan(Path("mine.py")))
     old, new = screen.begin(), screen.begin()
     old.problem("stale")
     old.rows([])
@@ -466,9 +466,9 @@ def test_watchfiles_sees_a_save():
     assert any(Path(path).name == "mine.py" for _, path in changes)
 
 
-@pytest.mark.parametrize(("error", "said"), [(LateError("no answer"), "UNCHECKED: no answer"), (UserError("x"), "x")])
+@pytest.mark.parametrize(("error", "said"), [(LateError("no answer"), "unchecked: no answer"), (UserError("x"), "x")])
 def test_a_comparison_without_an_answer_in_time_is_no_fault_of_the_kernel(monkeypatch, error, said):
-    monkeypatch.setattr(session, "_check", Mock(side_effect=error))
-    session.stages(None, None, row := a_row(), Mock(ended=False), lambda: None)
+    monkeypatch.setattr(rounds, "_check", Mock(side_effect=error))
+    rounds.stages(None, None, row := a_row(), Mock(ended=False), lambda: None)
     assert (row.bad, row.said) == ("check", {"check": said})
-    assert ("FAIL" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")
+    assert ("failed" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")

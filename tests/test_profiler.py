@@ -443,7 +443,7 @@ def test_profile_of_a_job(engine, shared):
     steps = TrainingSteps(
         Settings(B=B, T=T, steps=3, clip=1.0), engine, Cycle([tuple(batch(i).values()) for i in range(5)])
     )
-    checked = [{"kernel": "gelu_forward[vanilla]", "status": "PASS"}]
+    checked = [{"kernel": "gelu_forward[vanilla]", "status": "right"}]
     job = SimpleNamespace(
         settings=steps.settings,
         engine=engine,
@@ -522,7 +522,7 @@ def show(profile, width=100, encoding="utf-8", **kw):
     return [line.rstrip() for line in raw.getvalue().decode(encoding).splitlines()]
 
 
-def checks(profile, status="PASS", **other):
+def checks(profile, status="right", **other):
     profile.checked = [{"kernel": k, "status": status} for r in profile.ops for k in r.kernels]
     profile.checked += [{"kernel": f"{op}[fake]", "status": s} for op, s in other.items()]
 
@@ -589,12 +589,12 @@ def test_lines_around_the_tables(result):
 def test_checks_are_counted_by_kernel_and_the_worst_result_holds(result):
     assert show(result)[-1] == "kernels not checked in this run"
     checks(result)
-    assert show(result)[-1] == "checked: 17 kernels PASS"
-    checks(result, gelu_forward="MARGINAL")
+    assert show(result)[-1] == "checked: 17 kernels right"
+    checks(result, gelu_forward="marginal")
     assert show(result, 200)[-2:] == [
-        "checked: 16 kernels PASS",
-        "MARGINAL: gelu_forward[fake]: further from the reference than rounding explains, by 10 times at most; "
-        "beyond that is FAIL",
+        "checked: 16 kernels right",
+        "marginal: gelu_forward[fake]: further from the reference than rounding explains, by 10 times at most; "
+        "beyond that is wrong",
     ]
 
 
@@ -607,7 +607,7 @@ def test_no_figure_of_a_kernel_that_did_not_pass(result, status):
     result.checked = [c for c in result.checked if c["kernel"] != "adamw[fake]"]
     assert show(result, 200)[1:] == [why + "adamw[fake]"]
     checks(result, rmsnorm_forward=status)  # which did not run
-    assert show(result)[-1] == "checked: 17 kernels PASS"
+    assert show(result)[-1] == "checked: 17 kernels right"
 
 
 def test_an_imbalance_that_nobody_measured_has_no_column(result):

@@ -14,14 +14,13 @@ from rich.console import Console
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.gate import GateVerdict
-from cpuopt.check.judge import CheckResult
+from cpuopt.check.result import Result, whole
 from cpuopt.data.datasets import list_datasets
 from cpuopt.files.reading import from_json, to_json
 from cpuopt.judge.child import PARTS
 from cpuopt.judge.rules import RULES
 from cpuopt.judge.session import Ruling
-from cpuopt.lab import session
+from cpuopt.lab import rounds
 from cpuopt.lab.asm import Loop
 from cpuopt.lab.inspect import Inspection, Remark
 from cpuopt.lab.scale import Scaling
@@ -77,7 +76,7 @@ def profile():
     p |= {"peak_rss_mb": 123456.7, "planned_peak_mb": 123456.7, "unaccounted_ms": 0.1, "profiler_overhead_ms": 0.123}
     p |= {"ops": [figures(op=name, kernels=kernels) for name in labels] + [figures(op=UNACCOUNTED, kernels=[])]}
     p |= {"layers": layers, "step_ms_values": [1.0], "versions": {}, "words": "A step takes long.", "mfu": 40.0}
-    p |= {"checked": [{"kernel": k, "status": "PASS"} for k in kernels], "doubts": []}
+    p |= {"checked": [{"kernel": k, "status": "right"} for k in kernels], "doubts": []}
     level = [{"name": "L1", "nbytes": 32768, "sharers": 1}, {"name": "memory", "nbytes": None, "sharers": 2}]
     roofs = {"threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [], "levels": level}
     p["roofs"] = {**roofs, "gbs": {"L1": {"read": 300.0}, "memory": {"read": 10.0}}}
@@ -113,8 +112,8 @@ def peers():
 
 def tuned():
     variants = "generated", "rows", "mine"
-    tried = {n: compared(v, check="PASS") for n, v in zip(variants, VERDICTS, strict=True)}
-    tried |= {"blas": {"verdict": "FAIL", "why": "dinp[0] is wrong"}}
+    tried = {n: compared(v, check="right") for n, v in zip(variants, VERDICTS, strict=True)}
+    tried |= {"blas": {"verdict": "wrong", "why": "dinp[0] is wrong"}}
     shape = {"sizes": SIZES, "adds": {"dinp": True, "dweight": True}, "layers": list(LAYERS)}
     row = {"op": OP, "default": "optimized", "best": "mine", "shapes": [shape], "tried": tried}
     row["in_step"] = {"verdict": "no difference shown", "ratio": RATIO}
@@ -130,7 +129,7 @@ def errors():
 
 def swept():
     placed = {"ns": 12345.678e6, "gflops": 1234.5, "gbs": 123.4, "roof": "memory", "roof_ns": 1.0, "of_roof": 99.9}
-    row = {"sizes": SIZES, "check": {"status": "MARGINAL"}, "operands": "bfloat16", "warm": placed, "cold": placed}
+    row = {"sizes": SIZES, "check": {"status": "marginal"}, "operands": "bfloat16", "warm": placed, "cold": placed}
     rows = [{**row, "variant": "generated"}, {**row, "variant": "optimized", "ratio": compared("faster")}]
     c = {"op": OP, "over": {s: [n] for s, n in SIZES.items()}, "fixed": {"NH": 12}, "source": "llama3.2-1B 4x64, h.0"}
     c |= {"threads": 192, "refused": {"mine": "out[0] is wrong"}, "late": ["vanilla: no answer"]}
@@ -152,10 +151,8 @@ def measured():
 
 def checked():
     case = Case(SIZES, "extreme", frozenset(["bias"]))
-    worst = CheckResult(
-        f"{OP}[generated]", case, 123.456, "dresidual", (16383, 50303), -1.23456e-05, 1.23456e-05, "differs"
-    )
-    return [GateVerdict(OP, "generated", [worst] * 120)]
+    worst = Result(f"{OP}[generated]", case, 123.456, "dresidual", (16383, 50303), -1.23456e-05, 1.23456e-05, "differs")
+    return [whole([worst] * 120)]
 
 
 def differences():
@@ -186,13 +183,13 @@ def inspected():
 
 def stages():
     told = {
-        "check": "PASS, 120 cases, worst ratio 0.98",
+        "check": "right, 120 cases, worst ratio 0.98",
         "alone": "no difference shown: 12.3 ms against 12.4 of optimized, ratio 1.004 [0.987, 1.021]",
         "roof": "98 % of the memory roof (optimized: 97 %)",
     }
-    screen = lab.Screen(session.RoundPlan(Path("residual_layernorm_forward.py")), live=False)
+    screen = lab.Screen(rounds.RoundPlan(Path("residual_layernorm_forward.py")), live=False)
     screen.since = "23:59:59"
-    return [screen.page([session.KernelRow(OP, "generated", "optimized", told, "", "step", "12/24")])]
+    return [screen.page([rounds.KernelRow(OP, "generated", "optimized", told, "", "step", "12/24")])]
 
 
 def scaled():

@@ -89,7 +89,7 @@ def test_a_size_that_no_argument_fixes_reaches_all_that_reads_sizes(registered):
         assert made.plan.scratch[calls[op]]["work"].shape == (70,)
         case = Case.of(calls[op])
         assert case.sizes["W"] == 70
-        assert check(registry.KERNELS[op.name, "vanilla"], case).verdict == "PASS"
+        assert check(registry.KERNELS[op.name, "vanilla"], case).verdict == "right"
     assert calls[powers_backward].inverts is calls[powers_forward]
     assert "W" not in calls[ops.adamw].sizes
     targets = np.arange(5, dtype=np.int32) % 3
@@ -117,7 +117,7 @@ def test_a_call_that_is_rewritten_keeps_its_sizes(registered):
 
 def test_the_cases_of_a_check_have_the_size():
     assert all(case.sizes.keys() == {"N", "R", "W"} for case in cases(powers_forward) + cases(powers_backward))
-    assert all(r.verdict == "PASS" for r in check_gradient(powers_forward))
+    assert all(r.verdict == "right" for r in check_gradient(powers_forward))
 
 
 def test_a_kernel_that_relies_on_another_size_is_caught():
@@ -126,8 +126,8 @@ def test_a_kernel_that_relies_on_another_size_is_caught():
         out *= len(work) / out.shape[1]
 
     case = Case({"N": 5, "R": 3, "W": 70})
-    assert check(kernel(powers_forward, forward), case).verdict == "PASS"
-    assert check(kernel(powers_forward, mutant), case).verdict == "FAIL"
+    assert check(kernel(powers_forward, forward), case).verdict == "right"
+    assert check(kernel(powers_forward, mutant), case).verdict == "wrong"
 
 
 def test_a_size_that_is_neither_fixed_nor_given_is_named(registered):

@@ -123,4 +123,4 @@ def test_an_output_that_has_no_dot(environment):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b" FAIL ? threads 1 ? --seed " in done.stdout
+    assert b" wrong ? threads 1 ? --seed " in done.stdout

@@ -491,5 +491,5 @@ def test_the_peak_of_a_run_begins_behind_the_judging_of_its_kernels(monkeypatch,
     np.ones(1 << 26, np.float32).sum()
     before = peak_rss_bytes()
     judged = gate.require_right(made.engine.kernels[:1], threads=1)
-    assert judged.judged
+    assert any(r.seconds for r in judged)
     assert peak_rss_bytes() >= before

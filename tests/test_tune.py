@@ -10,10 +10,10 @@ import pytest
 
 from cpuopt import cli, files, models, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.judge import CheckResult
+from cpuopt.check.result import Result
 from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
-from cpuopt.files.reading import to_json
+from cpuopt.files.reading import from_json, to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab import tune, worker
@@ -54,9 +54,9 @@ class Child:
     def ask(self, do, **more):
         self.asked.append((do, more))
         if do == "check":
-            ratio = {"PASS": 0.5, "MARGINAL": 5.0, "FAIL": 50.0}[self.check.get(more["variant"], "PASS")]
-            case = Case(more["case"]["sizes"], more["case"]["kind"], frozenset(more["case"]["absent"]))
-            return {"result": CheckResult("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
+            ratio = {"right": 0.5, "marginal": 5.0, "wrong": 50.0}[self.check.get(more["variant"], "right")]
+            case = from_json(Case, more["case"])
+            return {"result": Result("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
         if do == "steps":
             each = [told(*self.each.get(c["op"], ("faster", 0.9))) for c in more["changes"]]
             whole = self.whole.pop(0)
@@ -113,7 +113,7 @@ def test_ops_and_shapes_are_those_of_the_rewritten_step():
 def test_shapes_that_a_rule_cannot_tell_apart_go_together():
     t = tune.survey(replace(SETTINGS, fuse="none"))
     (row,) = (r for r in t.rows if r.op == "adamw" and "h.0.mlp.c_fc" in r.layers)
-    assert sorted(s.case.sizes["N"] for s in row.shapes) == [256, 16384]
+    assert sorted(s.sizes["N"] for s in row.shapes) == [256, 16384]
     assert len({layer for r in t.rows if r.op == "adamw" for layer in r.layers}) == sum(
         len(r.layers) for r in t.rows if r.op == "adamw"
     )
@@ -157,8 +157,8 @@ def the_surest_is_taken():
 
 
 def a_wrong_kernel_is_never_taken():
-    """However fast; one that is only MARGINAL is not either, and the next best is."""
-    for word in ("FAIL", "MARGINAL"):
+    """However fast; one that is only marginal is not either, and the next best is."""
+    for word in ("wrong", "marginal"):
         alone = {ATTENTION: ("faster", 0.5), ("attention_forward", "mine"): ("faster", 0.9)}
         t = run(Child(alone, {"vanilla": word}))
         assert set(changed().values()) == {"mine"}
@@ -256,11 +256,11 @@ def rewrites_stay():
 
 
 def first_by_ratio(row):
-    tried = {v: t for v, t in row.tried.items() if "ratio" in t and t.get("check", "PASS") == "PASS"}
+    tried = {v: t for v, t in row.tried.items() if "ratio" in t and t.get("check", "right") == "right"}
     return min(tried, key=lambda v: tried[v]["ratio"]["high"], default=row.default)
 
 
-def without_check(row, accepted=("PASS", "MARGINAL", "FAIL")):
+def without_check(row, accepted=("right", "marginal", "wrong")):
     faster = [v for v, t in row.tried.items() if t["verdict"] == "faster" and t.get("check") in accepted]
     return min(faster, key=lambda v: row.tried[v]["ratio"]["high"], default=row.default)
 
@@ -291,9 +291,9 @@ MUTANTS = {
         *best(lambda row: next((v for v, t in row.tried.items() if t["verdict"] == "faster"), row.default)),
     ),
     "no check": (a_wrong_kernel_is_never_taken, *best(without_check)),
-    "MARGINAL suffices": (
+    "marginal suffices": (
         a_wrong_kernel_is_never_taken,
-        *best(lambda row: without_check(row, ("PASS", "MARGINAL"))),
+        *best(lambda row: without_check(row, ("right", "marginal"))),
     ),
     "slower steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "slower")),
     "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "inconclusive")),

@@ -1,5 +1,7 @@
 """Types besides float32: ops with float64 and float16 arguments and an int32 scratch, from trace to check."""
 
+from dataclasses import replace
+
 import numba
 import numpy as np
 import pytest
@@ -7,15 +9,14 @@ from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import functional as F
 from cpuopt import nn
-from cpuopt.check.cases import SMALL, Case, case, cases
+from cpuopt.check.cases import SMALL, Case, calls_alike, case, cases
 from cpuopt.check.check import check
 from cpuopt.check.fences import check_fenced
 from cpuopt.check.gradient import check_gradient
 from cpuopt.check.judge import least, rounding, storing
-from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.files.reading import to_json
+from cpuopt.files.reading import from_json, to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.registry import Kernel, Scratch
@@ -166,9 +167,9 @@ def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registe
     # the check, on the sizes and types of the calls
     for c in (forward, backward, calls[widen_forward]):
         k = registry.KERNELS[c.op.name, "vanilla"].of(c.types)
-        assert check_sized(Sized(k, Case.of(c), c.adds), 1).verdict == "PASS"
+        assert check(k, Case.of(c), threads=(1,)).verdict == "right"
     # a comparison of two kernels, on the types of the call
-    shape = ab.Shape.read(to_json(ab.shapes_of([forward])[0]))
+    shape = from_json(Case, to_json(calls_alike([forward])[0]))
     assert shape.types == forward.types
     k = registry.KERNELS["scale_forward", "vanilla"]
     assert ab.Alone((k, k), shape, 0).timed.slots[0]["weight"].dtype == "float64"
@@ -206,25 +207,25 @@ def test_a_type_that_an_op_does_not_take_is_refused(registered):
 def test_right_kernels_pass_with_every_type(name):
     kernel = KERNELS[name]
     told = [check(kernel, on) for on in [case(kernel.op, SMALL), *(c for c in cases(kernel.op) if c.types)]]
-    assert [str(r) for r in told if r.verdict != "PASS"] == []
+    assert [str(r) for r in told if r.verdict != "right"] == []
     types = {t for r in told for t in r.case.types.values()}
     assert types == ({"float64", "float16"} if "scale" in name else set())
     assert check_fenced(kernel.of({}), case(kernel.op, SMALL), (1,), 0) == ""
-    assert all(r.verdict == "PASS" for r in check_gradient(kernel.op))
+    assert all(r.verdict == "right" for r in check_gradient(kernel.op))
 
 
-def result(function, op, types=None, judge=check):
+def result(function, op, types=None, sized=False):
     k, on = kernel(op, function).of(types or {}), case(op, SMALL, types=types)
-    return judge(k, on) if judge is check else check_sized(Sized(k, on, {}), 1)
+    return check(k, replace(on, adds={}, sized=True) if sized else on, threads=(1, 2)[: 2 - sized])
 
 
-@pytest.mark.parametrize("judge", [check, check_sized])
-def test_tolerances_follow_the_type(judge):
+@pytest.mark.parametrize("sized", [False, True])
+def test_tolerances_follow_the_type(sized):
     def in_float32(out, inp):
         out[:] = inp * np.float32(1.1)
 
-    assert result(widen, widen_forward, judge=judge).verdict == "PASS"
-    assert result(in_float32, widen_forward, judge=judge).verdict == "FAIL"
+    assert result(widen, widen_forward, sized=sized).verdict == "right"
+    assert result(in_float32, widen_forward, sized=sized).verdict == "wrong"
 
     def off_by(relative):
         def function(dinp, dinp_add, dweight, dweight_add, *read):
@@ -235,9 +236,9 @@ def test_tolerances_follow_the_type(judge):
 
     half = dict.fromkeys(("weight", "dweight"), "float16")
     for types, relative, verdict in [
-        (half, 1e-5, "PASS"), (half, 1e-2, "FAIL"), (None, 1e-3, "FAIL"), (None, 1e-7, "PASS")
+        (half, 1e-5, "right"), (half, 1e-2, "wrong"), (None, 1e-3, "wrong"), (None, 1e-7, "right")
     ]:  # fmt: skip
-        assert result(off_by(relative), scale_backward, types, judge).verdict == verdict, (types, relative)
+        assert result(off_by(relative), scale_backward, types, sized).verdict == verdict, (types, relative)
 
 
 def test_a_sum_is_in_float32_or_finer_and_stored_once():
@@ -248,27 +249,27 @@ def test_a_sum_is_in_float32_or_finer_and_stored_once():
     assert (least(of["float32"]), least(of["float16"])) == (2.0**-126 * 2**23, 2.0**-24 * 2**23)
 
 
-@pytest.mark.parametrize("judge", [check, check_sized])
+@pytest.mark.parametrize("sized", [False, True])
 @pytest.mark.parametrize("dtype", ANY)
-def test_what_is_not_written_is_seen(dtype, judge):
+def test_what_is_not_written_is_seen(dtype, sized):
     def forgets_the_last(dinp, dinp_add, dweight, dweight_add, *read):
         kept = dweight[-1]
         scale_back(dinp, dinp_add, dweight, dweight_add, *read)
         dweight[-1] = kept
 
     types = dict.fromkeys(("weight", "dweight"), dtype) if dtype != "float32" else {}
-    assert "as filled before the call, so not written" in result(forgets_the_last, scale_backward, types, judge).reason
+    assert "as filled before the call, so not written" in result(forgets_the_last, scale_backward, types, sized).reason
 
 
-@pytest.mark.parametrize("judge", [check, check_sized])
+@pytest.mark.parametrize("sized", [False, True])
 @pytest.mark.parametrize("dtype", ANY)
-def test_what_is_written_behind_an_array_is_seen(dtype, judge):
+def test_what_is_written_behind_an_array_is_seen(dtype, sized):
     def writes_behind(dinp, dinp_add, dweight, *rest):
         scale_back(dinp, dinp_add, dweight, *rest)
         as_strided(dweight, (len(dweight) + 2,), dweight.strides)[-1] = 1
 
     types = dict.fromkeys(("weight", "dweight"), dtype) if dtype != "float32" else {}
-    assert "wrote outside its arrays" in result(writes_behind, scale_backward, types, judge).reason
+    assert "wrote outside its arrays" in result(writes_behind, scale_backward, types, sized).reason
 
 
 def test_integer_scratch_that_is_read_before_it_is_written_is_seen():
@@ -283,5 +284,5 @@ def test_integer_scratch_that_is_read_before_it_is_written_is_seen():
 
 def test_a_case_crosses_to_another_process_with_its_types():
     every = cases(scale_backward)
-    assert [Case.from_json(c.to_json()) for c in every] == every
+    assert [from_json(Case, to_json(c)) for c in every] == every
     assert "weight float16" in " ".join(map(str, every))

@@ -19,7 +19,7 @@ from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
-from cpuopt.lab.ab import shape_at
+from cpuopt.lab.ab import case_at
 from cpuopt.lab.starter import starter
 
 RELU2 = """
@@ -88,13 +88,13 @@ def test_an_op_of_ones_own_through_every_verb(run):
 
     status, out, _ = run("check", "--kernels", "mine.py", "--variant", "mine", *SIZES, "--threads", "1,2", "--json")
     (checked,) = json.loads(out)["kernels"]
-    assert (status, checked["op"], checked["verdict"]) == (0, "relu2_forward", "PASS")
+    assert (status, checked["op"], checked["verdict"]) == (0, "relu2_forward", "right")
     assert checked["cases"][-1]["case"] == "N=4096"
 
     status, out, _ = run("lab", "mine.py", "--once", *SIZES, *QUICK)
     assert (status, out.splitlines()[2]) == (0, "relu2_forward[mine] against vanilla")
     assert "relu2_backward" not in out  # which the file only imports
-    for stage in ("check +PASS ", "roof +", "step +none: --sizes names no model", "machine code +"):
+    for stage in ("check +right ", "roof +", "step +none: --sizes names no model", "machine code +"):
         assert re.search(f"(?m)^  {stage}", out)
     assert re.search(r"alone +(faster|slower|no difference shown|inconclusive) .* ms against .* of vanilla", out)
 
@@ -126,7 +126,7 @@ def test_a_variant_of_the_backward_is_judged_by_the_generated_one(run):
     Path("relu2_backward.py").write_text(text.replace("seed * x + seed * x", "seed * x"))
     status, out, _ = run(*check)
     assert status == 1
-    assert re.search(r"FAIL +relu2_backward\[fast\]", out)
+    assert re.search(r"wrong +relu2_backward\[fast\]", out)
 
 
 def test_lab_shows_the_kernels_of_the_op_itself(run):
@@ -224,7 +224,7 @@ def test_a_starter_of_a_backward_with_scratch_registers_it():
     sizes = {"R": 3, "H": 5}
     assert mine.work(sizes) == usual.work(sizes)
     with pytest.raises(UserError, match=r"--sizes: weighted_backward has the symbols R, H: add H=\.\.\.; R is given"):
-        shape_at(op, {"R": 3})
+        case_at(op, {"R": 3})
 
 
 CHUNKS = """

@@ -514,7 +514,7 @@ def test_the_numbers_of_a_debug_state_are_reproduced(capsys, variant):
     assert (status, len(rows)) == (0, 2 + 16 + 10)
     assert all(r["deviation"] < 2e-5 for r in rows)
     assert cli.main(["verify", str(STATE), "--variant", variant]) == 0
-    assert "all 18 PASS" in capsys.readouterr().out
+    assert "all 18 right" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tensor", [*llmc.ORDER, "logits", "loss"])
@@ -536,7 +536,7 @@ def test_a_wrong_number_in_a_debug_state_fails_its_row(tmp_path, capsys, tensor,
 def test_wrong_losses_fail(capsys):
     losses = [*LOSSES[:7], LOSSES[7] + 0.02, *LOSSES[8:]]
     assert cli.main(["verify", str(STATE), "--losses", ",".join(map(str, losses))]) == 1
-    assert "1 of 28 FAIL" in capsys.readouterr().out
+    assert "1 of 28 wrong" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes and the kind of arguments for a call of a kernel.
+    """A call of a kernel on which it is judged or timed.
 
     Parameters
     ----------
@@ -37,32 +37,43 @@ class Case:
         ``ignore_index``; `REPEATS` for an op with indices; or `START`.
     absent : optional arguments that are not given.
     types : the types of the arguments that do not have their usual one.
+    adds : the ``_add`` flags of the gradients; None for each mixture of `modes` in turn.
+    layers : the layers of a model with this call, each once.
+    sized : whether it is judged at its size, by the op's formula in float32, and not by the float64 reference.
     """
 
     sizes: Mapping[str, int]
     kind: str = "normal"
     absent: frozenset[str] = frozenset()
     types: Mapping[str, str] = field(default_factory=dict)
+    adds: Mapping[str, bool] | None = None
+    layers: tuple[str, ...] = ()
+    sized: bool = False
 
     @staticmethod
     def of(call: Call) -> Case:
-        """Return the case of a program's call."""
-        return Case(call.counted, "normal", frozenset(call.absent), call.types)
+        """Return a program's call."""
+        return Case(call.counted, "normal", frozenset(call.absent), call.types, dict(call.adds), (call.layer,), True)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the case for a request, as JSON."""
-        return {"sizes": dict(self.sizes), "kind": self.kind, "absent": sorted(self.absent), "types": dict(self.types)}
-
-    @staticmethod
-    def from_json(d: Mapping[str, Any]) -> Case:
-        """Build a case from the result of `to_json`."""
-        return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d.get("types", {}))
+    def plain(self) -> Case:
+        """Return the case that stands for all flags, by the float64 reference."""
+        return replace(self, adds=None, layers=(), sized=False)
 
     def __str__(self) -> str:
         words = [text_of(self.sizes)]
         words += [f"{name} {dtype}" for name, dtype in self.types.items()]
         words += [f"no {name}" for name in sorted(self.absent)] + [self.kind] * (self.kind != "normal")
-        return ", ".join(words)
+        return ", ".join(words + [f"{n}_add" for n, on in (self.adds or {}).items() if on])
+
+
+def calls_alike(calls: Iterable[Call]) -> list[Case]:
+    """List the distinct calls of an op in a program, each with the layers that make it."""
+    found: dict[str, Case] = {}
+    for c in calls:
+        one = Case.of(c)
+        before = found.get(str(one))
+        found[str(one)] = replace(one, layers=(*before.layers, c.layer)) if before else one
+    return list(found.values())
 
 
 KINDS: dict[str, Callable[[Array], Array]] = {
@@ -272,7 +283,7 @@ def limits(op: Op) -> list[str]:
 
 def scalars(op: Op, case: Case, rng: np.random.Generator) -> Numbers:
     """Draw the numbers of a case, without changing what the generator draws next."""
-    return numbers(op, case.sizes, case.kind, str(case), rng, elements(op, case) > FEW)
+    return numbers(op, case.sizes, case.kind, str(case.plain()), rng, elements(op, case) > FEW)
 
 
 def arguments(

@@ -17,6 +17,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import cycle
 from math import inf
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,6 @@ from .cases import (
 )
 from .fit import usual
 from .judge import (
-    CheckResult,
     Wanted,
     beside_usual,
     broken,
@@ -52,7 +52,6 @@ from .judge import (
     keeping_threads,
     noted,
     prepare,
-    worst,
 )
 from .memory import (
     FILL,
@@ -68,6 +67,8 @@ from .memory import (
     fill,
 )
 from .race import shared
+from .result import Result, worst
+from .sized import NUDGES, at_size, drawn_at_size
 
 Tried = Sequence[tuple[Arguments, Wanted]]
 """Arguments with the wanted results; then, if they are tried, other arguments with theirs."""
@@ -77,11 +78,15 @@ MOST_VARIED = 1 << 17
 """Elements up to which a case is repeated with other inputs in the same arrays, for which the reference runs too."""
 
 
-def check_all(kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2)) -> list[CheckResult]:
+def check_all(kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2)) -> list[Result]:
     """Check kernels on all cases of their ops, or on the quick ones."""
     of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
     every = [(k, case) for k in kernels for case in of[k] if k.takes_all(case.types)]
     return [check(k, case, threads=threads) for k, case in every]
+
+
+Fences = Callable[[Kernel, Case, Sequence[int], int], str]
+"""A function of kernel, case, threads and seed to what a kernel does wrong between inaccessible pages, or ""."""
 
 
 def check(
@@ -90,40 +95,57 @@ def check(
     *,
     threads: Sequence[int] = (1, 2),
     seed: int = 0,
-    adds: Sequence[Mapping[str, bool]] = (),
-) -> CheckResult:
-    """Check one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
+    given: Arguments | None = None,
+    fences: Fences = lambda kernel, case, threads, seed: "",
+) -> Result:
+    """Judge one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
 
-    One that is farther off than rounding explains is compared with the package's kernels on the same numbers.
+    One that is farther off than rounding explains is compared with the package's kernels on the same numbers. This is
+    the one way in which a kernel is judged, whoever asks; a kernel of another process is a function that calls it.
 
     Parameters
     ----------
     case : or its sizes alone, by symbol.
-    threads : numbers of threads to run on; numbers above numba's own are left out.
+    threads : numbers of threads to run on; numbers above numba's own are left out. At its size, the largest counts.
     seed : the random seed of the arguments, the same for all variants of an op.
-    adds : the flags of gradients to try; by default each mixture of `modes`.
+    given : of a case at its size the arguments, and scratch, by name, which are copied; by default drawn.
+    fences : asked once a kernel is right, as far as it has been called.
     """
-    case = case if isinstance(case, Case) else Case(case)
+    case, start = case if isinstance(case, Case) else Case(case), perf_counter()
 
-    def run(k: Kernel) -> CheckResult:
-        return _checked(k, case, threads, seed, adds)
+    def run(k: Kernel) -> Result:
+        mine = given
+        if given and k is not kernel:  # whose scratch is another
+            mine = {a.name: given[a.name] for a in k.op.args}
+        return _checked(k.of(case.types), case, threads, seed, mine)
 
-    return beside_usual(kernel, run(kernel), run)
+    result = beside_usual(kernel, run(kernel), run)
+    if not (case.sized or result.refused) and (wrong := fences(kernel.of(case.types), case, threads, seed)):
+        result = replace(result, ratio=inf, reason=wrong)
+    return replace(result, seconds=perf_counter() - start)
 
 
-def _checked(
-    kernel: Kernel, case: Case, threads: Sequence[int], seed: int, adds: Sequence[Mapping[str, bool]]
-) -> CheckResult:
-    kernel = kernel.of(case.types)
-    tried, rng = asked(kernel.op, case, seed)
+def _checked(kernel: Kernel, case: Case, threads: Sequence[int], seed: int, real: Arguments | None) -> Result:
+    op, given = kernel.op, Arguments()
     with keeping_threads() as most:
         counts = counts_up_to(most, threads)
         try:
             scratch = prepare(kernel, case.sizes)
-            result = worst([Trial(kernel, tried, on, scratch, rng).run(counts) for on in adds or modes(kernel.op)])
+            if case.sized:
+                for nudges in (0, NUDGES):
+                    given = drawn_at_size(op, case, seed) if real is None else dict(real)
+                    result = at_size(kernel, case, given, scratch, max(counts), real is not None, nudges)
+                    if not result.refused or result.ratio == inf:
+                        break
+            else:
+                tried, rng = asked(op, case, seed)
+                given, flags = tried[0][0], modes(op) if case.adds is None else [case.adds]
+                result = worst([Calls(kernel, tried, on, scratch, rng).run(counts) for on in flags])
+            asks = sum(n for (n,), _ in scratch.values())
+            result = replace(result, scratch=asks / max(1, elements(op, case)))
         except BrokenKernelError as e:
             result = broken(kernel, case, e)
-    return noted(result, tried[0][0], bool((kernel.op.inverts or kernel.op).inputs))
+    return noted(result, given, bool((op.inverts or op).inputs))
 
 
 def asked(op: Op, case: Case, seed: int) -> tuple[Tried, np.random.Generator]:
@@ -176,7 +198,7 @@ def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
     return tried
 
 
-class Trial:
+class Calls:
     """A kernel on one case in one mode: several calls in the same arrays."""
 
     def __init__(
@@ -216,7 +238,7 @@ class Trial:
             starts[name] = x.astype(given[name].dtype)
         return absent_as_empty(self.kernel, given) | starts, wanted.added_to(starts, self.adds)
 
-    def run(self, counts: Sequence[int]) -> CheckResult:
+    def run(self, counts: Sequence[int]) -> Result:
         """Call a kernel in all circumstances; of one that fails, say whether two equal calls differ on several threads.
 
         Raises
@@ -228,7 +250,7 @@ class Trial:
             result = self._run(counts)
             return replace(result, reason=result.reason + self.race(counts[-1])) if result.refused else result
         except BrokenKernelError as e:
-            raise BrokenKernelError(f"{e}{self.race(counts[-1]) if e.where else ''}", *e.where) from e
+            raise type(e)(f"{e}{self.race(counts[-1]) if e.where else ''}", *e.where) from e
 
     def race(self, n: int) -> str:
         """Return that equal calls differ on n threads, and not on one, with the line that shows it; or ""."""
@@ -243,7 +265,7 @@ class Trial:
         first, *others = (self.call(n) for _ in range(REPEATS))
         return any(not np.array_equal(bits(x), bits(first[name])) for got in others for name, x in got.items())
 
-    def _run(self, counts: Sequence[int]) -> CheckResult:
+    def _run(self, counts: Sequence[int]) -> Result:
         """Call with each number of threads and in every circumstance; judge the first call, and compare the others."""
         one, most = counts[0], counts[-1]
         self.one = one
@@ -263,7 +285,7 @@ class Trial:
             results += self.require_same(
                 first, self.call(most, left), most, lambda: "in a second call" if self.varies(most) else then
             )
-        return next((r for r in results if r.verdict == "FAIL"), worst(results))  # the first says it most plainly
+        return next((r for r in results if r.refused), worst(results))  # the first says it most plainly
 
     def filled(self, kind: str, first: Mapping[str, Array]) -> dict[str, Array]:
         """Return what outputs and scratch hold before a call; `first` has the right results."""
@@ -274,9 +296,7 @@ class Trial:
             self.filling.put(x, kind, first.get(n))
         return made
 
-    def compared(
-        self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int
-    ) -> list[CheckResult]:
+    def compared(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> list[Result]:
         """Call with the first call's arguments in other circumstances."""
 
         def why() -> str:
@@ -300,7 +320,7 @@ class Trial:
 
     def require_same(
         self, first: Mapping[str, Array], got: Mapping[str, Array], n: int, why: Callable[[], str]
-    ) -> list[CheckResult]:
+    ) -> list[Result]:
         """Require the bits of the first call or, of a kernel that does not promise them, right values."""
         if not self.kernel.same_bits:
             return [self.judged(got, n)]
@@ -330,7 +350,7 @@ class Trial:
         memory.require_same({name: x for name, x in contents.items() if name not in self.written})
         return {name: memory.arrays[name].copy() for name in self.written}
 
-    def judged(self, got: Mapping[str, Array], n: int, then: str = "", other: int = 0) -> CheckResult:
+    def judged(self, got: Mapping[str, Array], n: int, then: str = "", other: int = 0) -> Result:
         """Compare the results of a call with the wanted ones."""
         on = f", {n} threads" if not self.kernel.same_bits else ""
         result = self.sides[other][1].judge(self.kernel, got, on + then)

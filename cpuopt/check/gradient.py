@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..ops.declaration import Op
 from .cases import SMALL, Arguments, Array, Case, arguments, case, reference, widened
 from .dual import slope as exact_slope
+from .result import RIGHT, WRONG
 
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 TOLERANCE = 1e-6
@@ -54,8 +55,8 @@ class GradientResult:
 
     @property
     def verdict(self) -> str:
-        """PASS or FAIL."""
-        return "PASS" if self.error <= (TOLERANCE if len(self.errors) > 1 else EXACT) else "FAIL"
+        """A word of `result.WORDS`: right or wrong."""
+        return RIGHT if self.error <= (TOLERANCE if len(self.errors) > 1 else EXACT) else WRONG
 
     def __str__(self) -> str:
         ways = [f"{h:.0e}" for h in STEPS] if len(self.errors) > 1 else ["dual numbers"]
@@ -99,7 +100,7 @@ def check_gradient(
     --------
     >>> from cpuopt import check_gradient, ops
     >>> [(r.argument, r.verdict) for r in check_gradient(ops.silu_forward)]
-    [('dinp', 'PASS')]
+    [('dinp', 'right')]
     """
     if not isinstance(op, Op):
         raise UserError(f"check_gradient: {op!r} is no op; expected one such as ops.gelu_forward")

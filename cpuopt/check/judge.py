@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, isnan, nan, nextafter, prod, sqrt
+from math import inf, prod, sqrt
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -46,14 +46,13 @@ from ..ops.storage import Storage, storage
 from ..ops.update import drawn_bits
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
 from .fit import Drawn, rounding_of, usual
-from .memory import FILL, BrokenKernelError, bits, origin, rooms
+from .memory import FILL, BrokenKernelError, CheatingError, CompileError, bits, origin, rooms
+from .result import Result, worst
 
 K = 8.0
 """Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
 
 Of a sum alone, the largest error among a million elements needs 1; tanh'(x) as 1 - tanh(x)^2 comes close to 8."""
-MARGIN = 10.0
-"""The largest MARGINAL ratio: more than rounding explains, less than a wrong formula causes."""
 LESS_PRECISE, LESS_ROUNDED = 4.0, 2.5
 """How many times as far off as the package's kernels one may be, and with results that a type rounds, of which nearly
 all of the error is that rounding: one bit lost is allowed, and two are not."""
@@ -77,93 +76,19 @@ BLOCK = 1 << 17
 """Elements that are compared at one time, so that they stay in a core's cache."""
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of a check.
-
-    Attributes
-    ----------
-    ratio : the largest of all elements and modes; infinite if no threshold applies, NaN if nothing was judged.
-    argument, index : where the worst element is.
-    got, want : its value, and the reference's.
-    reason : the reason of a verdict that is not PASS.
-    scratch : the elements of scratch that the kernel asks for, for each element of its arrays.
-    """
-
-    kernel: str
-    case: Case
-    ratio: float
-    argument: str = ""
-    index: tuple[int, ...] = ()
-    got: float = 0.0
-    want: float = 0.0
-    reason: str = ""
-    scratch: float = 0.0
-
-    @property
-    def verdict(self) -> Literal["PASS", "MARGINAL", "UNCHECKED", "FAIL"]:
-        """PASS, MARGINAL or FAIL; UNCHECKED if there was no answer, which is neither right nor wrong."""
-        if isnan(self.ratio):
-            return "UNCHECKED"
-        return "PASS" if self.ratio <= 1 else "MARGINAL" if self.ratio <= MARGIN else "FAIL"
-
-    @property
-    def refused(self) -> bool:
-        """Whether nothing may be run with the kernel: it is wrong, or was not judged."""
-        return self.verdict in ("FAIL", "UNCHECKED")
-
-    def __str__(self) -> str:
-        return f"{self.verdict:8} {self.ratio:8.3g}  {self.kernel}  {self.case}{self.reason and ': ' + self.reason}"
-
-    def describe(self) -> dict[str, Any]:
-        """Return the result for a run's record."""
-        content = {"kernel": self.kernel, "case": str(self.case), "status": self.verdict, "reason": self.reason}
-        return content | {"ratio": self.ratio if self.ratio < inf else None}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the whole result; an infinite ratio is None, and so are values that are not finite."""
-        where = {"argument": self.argument, "index": list(self.index), "got": self.got, "want": self.want}
-        where["scratch"] = self.scratch
-        return {
-            k: None if isinstance(v, float) and not isfinite(v) else v for k, v in (self.describe() | where).items()
-        }
-
-    @staticmethod
-    def from_json(d: Mapping[str, Any], case: Case) -> CheckResult:
-        """Build a result from that of `to_json`."""
-        ratio, got, want = (nan if d[k] is None else float(d[k]) for k in ("ratio", "got", "want"))
-        at = tuple(d["index"])
-        return CheckResult(
-            d["kernel"],
-            case,
-            inf if isnan(ratio) and d["status"] != "UNCHECKED" else ratio,
-            d["argument"],
-            at,
-            got,
-            want,
-            d["reason"],
-            d.get("scratch", 0.0),
-        )
-
-
-def worst(results: Sequence[CheckResult]) -> CheckResult:
-    """Return the result with the largest ratio; one that was not judged is better than one that fails."""
-    return max(results, key=lambda r: nextafter(MARGIN, inf) if isnan(r.ratio) else r.ratio)
-
-
-def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> CheckResult:
+def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> Result:
     """Return the result of a kernel that fails whatever the tolerance."""
-    return replace(CheckResult(kernel.name, case, inf, *e.where), reason=str(e))
+    return replace(Result(kernel.name, case, inf, *e.where), reason=str(e), fault=e.word)
 
 
-def noted(result: CheckResult, given: Mapping[str, Any], declares: bool) -> CheckResult:
+def noted(result: Result, given: Mapping[str, Any], declares: bool) -> Result:
     """Return a result that says on what inputs of an op of one's own it is, if they were scaled or it failed.
 
     Parameters
     ----------
     declares : whether the op declares its domain.
     """
-    if not isinstance(given, Drawn) or (result.verdict != "FAIL" and given.scale == 1):
+    if not isinstance(given, Drawn) or (not result.refused and given.scale == 1):
         return result
     scaled = f" times {given.scale:g}, so that float32 holds all that it computes" if given.scale != 1 else ""
     said = f"on {'its inputs=' if declares else 'random inputs'}{scaled}"
@@ -181,7 +106,7 @@ def ours(kernel: Kernel) -> bool:
     return kernel.where.startswith(str(PACKAGE))
 
 
-def unsuspicious(op: Op, result: CheckResult) -> float:
+def unsuspicious(op: Op, result: Result) -> float:
     """Return the ratio up to which a result is not compared with that of the package's kernels.
 
     The tolerance is `K` units of rounding for each term, as if each were a function's, times the root of their number.
@@ -194,7 +119,7 @@ def unsuspicious(op: Op, result: CheckResult) -> float:
     return min(1.0, 1 / root + SUM * min(1.0, LONGEST_SUM / root))
 
 
-def imprecise(op: Op, usual: CheckResult, mine: CheckResult) -> str:
+def imprecise(op: Op, usual: Result, mine: Result) -> str:
     """Return that a kernel is much farther off than the package's on the same numbers; or ""."""
     arg = op.by_name.get(mine.argument)
     rounds = arg is not None and storing(storage(mine.case.types.get(arg.name, arg.dtype))) > 0
@@ -207,18 +132,18 @@ def imprecise(op: Op, usual: CheckResult, mine: CheckResult) -> str:
     )
 
 
-def beside_usual(kernel: Kernel, result: CheckResult, run: Callable[[Kernel], CheckResult]) -> CheckResult:
+def beside_usual(kernel: Kernel, result: Result, run: Callable[[Kernel], Result]) -> Result:
     """Return a result that fails if the kernel is much farther off than the package's, or a user's own, by `run`.
 
     The package's kernels are what others are compared with, so they are held to the tolerance alone.
     """
-    if ours(kernel) or result.verdict == "FAIL" or result.ratio <= unsuspicious(kernel.op, result):
+    if ours(kernel) or result.refused or result.ratio <= unsuspicious(kernel.op, result):
         return result
     known = [k for v in (BASE, DEFAULT) if (k := KERNELS.get((kernel.op.name, v)))]
     known = [k for k in known if ours(k)] or known[:1]
     with rooms():  # nothing of theirs lies where a closed process could find it
         found = [run(k) for k in known if k.function is not kernel.function and k.takes_all(result.case.types)]
-    usual = [r for r in found if r.verdict != "FAIL"]
+    usual = [r for r in found if not r.refused]
     said = imprecise(kernel.op, worst(usual), result) if usual else ""
     return replace(result, ratio=inf, reason=said) if said else result
 
@@ -283,7 +208,7 @@ class Wanted:
         values, scale, operands = ({n: x.astype(types[n]) for n, x in of.items()} for of in every)
         return replace(self, values=values, scale=scale, operands=operands)
 
-    def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> CheckResult:
+    def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> Result:
         """Compare a kernel's results, element by element, and return the result of the worst.
 
         Parameters
@@ -292,7 +217,7 @@ class Wanted:
         then : the circumstances, for the reason.
         """
         written = [a for a in self.op.written if a.name in self.values]
-        exact = CheckResult(kernel.name, self.case, 0.0)
+        exact = Result(kernel.name, self.case, 0.0)
         return worst([exact, *(self._judge(kernel, a, got[a.name], then) for a in written)])
 
     def tolerance(self, arg: Arg) -> tuple[float, float, float]:
@@ -310,7 +235,7 @@ class Wanted:
         more = self.tolerance(arg)[2] * self.operands[arg.name]
         return scale + (more if more.shape == scale.shape else more.reshape(-1, more.shape[-1]))  # it may be of rows
 
-    def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> CheckResult:
+    def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
         want, scale = self.values[arg.name], self.whole_scale(arg)
         spare = np.isfinite(got) & ~np.isfinite(want) if self.spared else False
         for value, size in self.spared.get(arg.name, ()):
@@ -361,7 +286,7 @@ class Wanted:
         text = f"{arg.name}{list(index)} = {where[2]:.9g}, expected {where[3]:.9g}{flags(self.adds)}{then}"
         if ratio == inf:
             text += origin(shown[index])
-        return CheckResult(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
+        return Result(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
 
 
 def flags(adds: Mapping[str, bool]) -> str:
@@ -458,22 +383,22 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
     except (KeyboardInterrupt, BrokenKernelError):
         raise
     except UserError as e:
-        raise BrokenKernelError(str(e).removeprefix(f"{kernel.name} at {kernel.where} ")) from e
+        raise CompileError(str(e).removeprefix(f"{kernel.name} at {kernel.where} ")) from e
     except BaseException as e:
-        raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
+        raise CompileError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
     require_usual(kernel, sizes, found)
     return found
 
 
 def require_usual(kernel: Kernel, sizes: Mapping[str, int], scratch: Mapping[str, Spec]) -> None:
-    """Raise `BrokenKernelError` for more scratch, all arrays together, than a kernel can need."""
+    """Raise `CompileError` for more scratch, all arrays together, than a kernel can need."""
     known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
     least = max(1 << 22, SCRATCH * numba_threads.most_threads())
     most = max(least, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
     asked = sum(n for (n,), _ in scratch.values())
     if asked > most:
         where = f"'{next(iter(scratch))}'" if len(scratch) == 1 else f"in {len(scratch)} arrays"
-        raise BrokenKernelError(
+        raise CompileError(
             f"asks for {asked:,} elements of scratch {where}; expected up to {most:,}: 64 for each element of its "
             f"arrays, or {SCRATCH:,} for each thread"
         )
@@ -529,7 +454,7 @@ def require_surroundings(before: Mapping[str, Any]) -> None:
     for what, known in before.items():
         now = found.get(what, known)
         if now - known if isinstance(now, set) else now != known:
-            raise BrokenKernelError(f"left its process with other {what} ({now} instead of {before[what]})")
+            raise CheatingError(f"left its process with other {what} ({now} instead of {before[what]})")
 
 
 def counts_up_to(most: int, threads: Sequence[int]) -> list[int]:

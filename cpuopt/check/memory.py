@@ -21,6 +21,7 @@ from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from ..ops.storage import is_float, storage
 from .cases import Arguments, Array
+from .result import CHEATING, COMPILE_ERROR, WRONG
 
 GUARD = 512
 """Words between two arrays, one half for each."""
@@ -41,9 +42,24 @@ ORIGIN = {
 class BrokenKernelError(Exception):
     """A kernel fails whatever the tolerance; `where` has the argument at fault, its index and both values, if any."""
 
+    word = WRONG
+    """That of its result."""
+
     def __init__(self, reason: str, *where: Any) -> None:
         super().__init__(reason)
         self.where = where
+
+
+class CompileError(BrokenKernelError):
+    """A kernel does not load or compile, or has no scratch size."""
+
+    word = COMPILE_ERROR
+
+
+class CheatingError(BrokenKernelError):
+    """A kernel does what no honest one does."""
+
+    word = CHEATING
 
 
 def bits(x: Array) -> Array:

@@ -11,7 +11,6 @@ what is read. What is left to `check` is what this cannot see: errors below that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
@@ -20,27 +19,14 @@ from threadpoolctl import threadpool_limits
 
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
-from ..ops.declaration import Op
+from ..ops.declaration import Op, Spec
 from ..ops.storage import storage
 from ..ops.update import drawn_bits
 from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of
 from .fit import rounding_of, usual
-from .judge import (
-    STEP,
-    CheckResult,
-    Wanted,
-    beside_usual,
-    broken,
-    called,
-    keeping_threads,
-    marked,
-    noted,
-    operand_scale,
-    prepare,
-    steps,
-    worst,
-)
+from .judge import STEP, Wanted, called, marked, operand_scale, steps
 from .memory import FILL, SCRATCH, BrokenKernelError, Filling, Memory, absent_as_empty, bits, call_args, fill
+from .result import Result, worst
 
 MOST, MOST_INTERPRETED = 1 << 27, 1 << 21
 """Elements of a call up to which it is judged: the arrays, what they must become, and the formula's own take 16 bytes
@@ -61,112 +47,96 @@ BEFORE = {
 }
 
 
-@dataclass(frozen=True)
-class Sized:
-    """A program's call of a kernel: sizes, absent arguments, and the flags of its gradients."""
-
-    kernel: Kernel
-    case: Case
-    adds: Mapping[str, bool]
-
-    @property
-    def elements(self) -> int:
-        """The number of elements of all arrays."""
-        return elements(self.kernel.op, self.case)
-
-    def __str__(self) -> str:
-        return f"{self.kernel.name}  {self.case}" + "".join(f", {n}_add" for n, on in self.adds.items() if on)
-
-
 def most_sized(op: Op) -> int:
     """Return the elements of a call up to which it is judged."""
     return MOST_INTERPRETED if run_of(op) else MOST
 
 
-def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> CheckResult:
-    """Judge a kernel at one size on some number of threads; an error is in the result.
+def drawn_at_size(op: Op, case: Case, seed: int) -> Arguments:
+    """Draw the arguments of a call, with numbers as a model has them; gradients that are added to hold some."""
+    rng = np.random.default_rng(seed)
+    given = arguments(op, case, rng)
+    for name, x in given.items():
+        if (case.adds or {}).get(name) and x is not None:
+            given[name] = normal(x.shape, rng).astype(x.dtype)
+    for a in op.arrays:
+        if a.fan_in and (x := given[a.name]) is not None:  # logits of 1, as in a model: of 30, exp is infinite
+            x[...] = x / np.float32(sqrt(a.fan_in(case.sizes)))
+    return given
+
+
+def at_size(
+    kernel: Kernel,
+    case: Case,
+    given: Arguments,
+    scratch: Mapping[str, Spec],
+    threads: int,
+    real: bool,
+    nudges: int,
+) -> Result:
+    """Judge a kernel at one size on some number of threads.
 
     It is called with poison in what it writes and in scratch. If the arrays are not too large, it is called again with
     its results there but for one element, and then with one of `FILLINGS`, or with what the given arrays hold.
 
     Parameters
     ----------
-    given : the arguments and the scratch by name, which are copied; by default drawn.
+    given : the arguments by name, and scratch if it is `real`; the arrays are replaced by copies.
+    real : whether they are a step's.
+    nudges : how often to move the inputs for the scale.
+
+    Raises
+    ------
+    BrokenKernelError
+        For a kernel that fails whatever the tolerance.
     """
-
-    def run(kernel: Kernel) -> CheckResult:
-        one, mine = replace(sized, kernel=kernel.of(sized.case.types)), given
-        if given and kernel is not sized.kernel:  # whose scratch is another
-            mine = {a.name: given[a.name] for a in kernel.op.args}
-        result = _judged(one, threads, seed, 0, mine)
-        return result if result.verdict != "FAIL" or result.ratio == inf else _judged(one, threads, seed, NUDGES, mine)
-
-    return beside_usual(sized.kernel, run(sized.kernel), run)
-
-
-def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments | None) -> CheckResult:
-    kernel, case, op, adds = sized.kernel, sized.case, sized.kernel.op, sized.adds
+    op, adds = kernel.op, case.adds or {}
     doing(f"the reference of {op.name}")
-    rng = np.random.default_rng(seed)
-    given = arguments(op, case, rng) if real is None else dict(real)
-    for name, x in given.items() if real is None else ():
-        if adds.get(name) and x is not None:
-            given[name] = normal(x.shape, rng).astype(x.dtype)
-    with keeping_threads() as most:
-        n = min(threads, most)
-        try:
-            scratch = prepare(kernel, case.sizes)
-            work = {name: given.pop(name, None) for name in scratch}
-            work = {name: np.empty(*scratch[name]) if x is None else x for name, x in work.items()}
-            memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.kind == "index"])
-            given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
-            for a in op.arrays:
-                if (x := given[a.name]) is None:
-                    continue
-                if a.fan_in and real is None:  # logits of 1, as in a model: of 30, exp is infinite
-                    x[...] = x / np.float32(sqrt(a.fan_in(case.sizes)))
-                if a.kind == "state" and not a.negative:
-                    np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
-            wanted = standard(sized, given, n, nudges)
-            fresh = [a.name for a in op.written if a.kind != "state" and not adds.get(a.name)]
-            free = {name: memory.arrays[name] for name in (*fresh, *scratch)}
-            written = {a.name: memory.arrays[a.name] for a in op.written}
-            again = sized.elements <= TWICE
-            starts = {n: x.copy() for n, x in written.items() if n not in free} if again else {}
-            stale = {n: x.copy() for n, x in free.items()} if again and real is not None else {}
-            for name, x in free.items():
-                fill(x, SCRATCH if name in scratch else FILL)
-            args = call_args(op, memory.arrays, given, adds) + [memory.arrays[name] for name in scratch]
-            read = {a.name: memory.arrays[a.name] for a in op.arrays if a.kind in ("in", "index")}
-            sums = {name: bit_sum(x) for name, x in read.items()}
+    work = {name: given.pop(name, None) for name in scratch}
+    work = {name: np.empty(*scratch[name]) if x is None else x for name, x in work.items()}
+    memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.kind == "index"])
+    given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
+    for a in op.arrays:
+        if a.kind == "state" and not a.negative and (x := given[a.name]) is not None:
+            np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
+    wanted = standard(op, case, given, threads, nudges)
+    fresh = [a.name for a in op.written if a.kind != "state" and not adds.get(a.name)]
+    free = {name: memory.arrays[name] for name in (*fresh, *scratch)}
+    written = {a.name: memory.arrays[a.name] for a in op.written}
+    again = elements(op, case) <= TWICE
+    starts = {n: x.copy() for n, x in written.items() if n not in free} if again else {}
+    stale = {n: x.copy() for n, x in free.items()} if again and real else {}
+    for name, x in free.items():
+        fill(x, SCRATCH if name in scratch else FILL)
+    args = call_args(op, memory.arrays, given, adds) + [memory.arrays[name] for name in scratch]
+    read = {a.name: memory.arrays[a.name] for a in op.arrays if a.kind in ("in", "index")}
+    sums = {name: bit_sum(x) for name, x in read.items()}
 
-            def judged(then: str = "", known: Mapping[str, Array] | None = None) -> CheckResult:
-                called(kernel, args, n)
-                memory.require_whole()
-                for name, x in read.items():
-                    if bit_sum(x) != sums[name]:
-                        raise BrokenKernelError(f"changed '{name}', which it may only read", name)
-                if known and all(np.array_equal(bits(memory.arrays[name]), bits(x)) for name, x in known.items()):
-                    return CheckResult(kernel.name, case, 0.0)  # it has been judged
-                return wanted.judge(kernel, memory.arrays, then)
+    def judged(then: str = "", known: Mapping[str, Array] | None = None) -> Result:
+        called(kernel, args, threads)
+        memory.require_whole()
+        for name, x in read.items():
+            if bit_sum(x) != sums[name]:
+                raise BrokenKernelError(f"changed '{name}', which it may only read", name)
+        if known and all(np.array_equal(bits(memory.arrays[name]), bits(x)) for name, x in known.items()):
+            return Result(kernel.name, case, 0.0)  # it has been judged
+        return wanted.judge(kernel, memory.arrays, then)
 
-            result = judged()
-            if again and result.ratio < inf:
-                filling, right = Filling(), {n: x.copy() for n, x in written.items()}
-                for kind in ("almost", "stale" if stale else filling.kinds()[0]):
-                    memory.put(starts | stale if kind == "stale" else starts)
-                    for name, x in free.items() if kind != "stale" else ():
-                        filling.put(x, kind, right.get(name))
-                    said = f", with {BEFORE[kind]} in its outputs and scratch before the call{filling}"
-                    result = worst([result, judged(said, right)])
-                    if result.verdict == "FAIL":
-                        break
-        except BrokenKernelError as e:
-            result = broken(kernel, case, e)
-    return noted(result, given, bool((op.inverts or op).inputs))
+    result = judged()
+    if again and result.ratio < inf:
+        filling, right = Filling(), {n: x.copy() for n, x in written.items()}
+        for kind in ("almost", "stale" if stale else filling.kinds()[0]):
+            memory.put(starts | stale if kind == "stale" else starts)
+            for name, x in free.items() if kind != "stale" else ():
+                filling.put(x, kind, right.get(name))
+            said = f", with {BEFORE[kind]} in its outputs and scratch before the call{filling}"
+            result = worst([result, judged(said, right)])
+            if result.refused:
+                break
+    return result
 
 
-def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int = 0) -> Wanted:
+def standard(op: Op, case: Case, given: Mapping[str, Array], threads: int, nudges: int = 0) -> Wanted:
     """Return the wanted results, by the op's formula in float32, or in the finest type that the call writes.
 
     Parameters
@@ -174,7 +144,7 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
     given : the arguments before the call; of a gradient that is added to, what it holds. They are not changed.
     nudges : how often to move the inputs for the scale.
     """
-    op, case, adds = sized.kernel.op, sized.case, sized.adds
+    adds = case.adds or {}
     with threadpool_limits(threads, user_api="blas"), np.errstate(invalid="ignore", over="ignore"):
         finest = np.result_type(np.float32, *(given[a.name] for a in op.written if given[a.name] is not None))
         with marked() as marks:

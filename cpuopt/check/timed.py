@@ -21,29 +21,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import RefusedError
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op, Spec
 from ..ops.storage import TYPES, storage
 from .cases import Arguments, Array, Case, arguments, normal, reference, risen, scalars
-from .judge import (
-    MARGIN,
-    CheckResult,
-    Wanted,
-    called,
-    expected,
-    least,
-    require_surroundings,
-    require_usual,
-    surroundings,
-    worst,
-)
+from .judge import Wanted, called, expected, least, require_surroundings, require_usual, surroundings
 from .memory import (
     FILL,
     FILLINGS,
@@ -57,7 +45,11 @@ from .memory import (
     call_args,
     fill,
 )
+from .result import CHEATING, MARGIN, Result, worst
 
+WHILE, AFTERWARDS, UNSEEN = "while it was timed", "after it was timed", "with inputs that it had not seen"
+LATER = (WHILE, AFTERWARDS, UNSEEN)
+"""When a kernel that was right before is judged again: one that is wrong then knew when it was judged."""
 LARGE = 1 << 22
 """Elements beyond which an input stays as it is from trial to trial, while a smaller one changes."""
 JUDGED = 1 << 20
@@ -87,9 +79,9 @@ class Inputs:
     rows: dict[str, Array] = field(default_factory=dict)
 
 
-def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int, more: int = 0) -> tuple[Arguments, list[Inputs]]:
+def draw(op: Op, case: Case, seed: int, more: int = 0) -> tuple[Arguments, list[Inputs]]:
     """Draw the scalars and shapes of a call, and two sets of inputs, or more; large inputs may be the same in all."""
-    rng = np.random.default_rng(seed)
+    rng, adds = np.random.default_rng(seed), case.adds or {}
     known = scalars(op, case, rng)
     first = arguments(op, case, rng, given_scalars=known)
     reads = [x for a in op.arrays if a.kind in ("in", "index", "state") and (x := first[a.name]) is not None]
@@ -131,7 +123,6 @@ class TimedKernels:
     Parameters
     ----------
     kernels : the kernel of each side.
-    adds : the flags of gradients.
     drawn : what `draw` returned before for the same; by default drawn now.
     secret : whether no right result of these inputs is put into an array before a call.
     """
@@ -140,15 +131,14 @@ class TimedKernels:
         self,
         kernels: Mapping[str, Kernel],
         case: Case,
-        adds: Mapping[str, bool],
         seed: int,
         drawn: tuple[Arguments, list[Inputs]] | None = None,
         secret: bool = False,
     ) -> None:
-        self.kernels, self.case, self.adds, self.secret = kernels, case, adds, secret
+        self.kernels, self.case, self.secret = kernels, case, secret
         self.op = next(iter(kernels.values())).op
         self.rng, self.filling = np.random.default_rng(seed), Filling()
-        self.given, self.sets = drawn or draw(self.op, case, adds, seed)
+        self.given, self.sets = drawn or draw(self.op, case, seed)
         self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
         """The arrays whose content the call must not use."""
         self.work = {side: list(self._scratch_of(k).values()) for side, k in kernels.items()}
@@ -157,11 +147,11 @@ class TimedKernels:
         """The probability that a sample of a trial is judged."""
         self.names = [n for n, x in self.sets[0].wanted.values.items() if x.size]
         self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
-        self.worst = {side: CheckResult(k.name, case, 0.0) for side, k in kernels.items()}
+        self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
 
     def _scratch_of(self, kernel: Kernel) -> Mapping[str, Spec]:
-        """Return the scratch that a kernel asks for; raise `UserError` for more than it can need."""
+        """Return the scratch that a kernel asks for; raise `RefusedError` for more than it can need."""
         found = kernel.work(self.case.sizes)
         with named(kernel, self.case, "before it was timed"):
             require_usual(kernel, self.case.sizes, found)
@@ -211,8 +201,9 @@ class TimedKernels:
             side: [[x[span.stop : span.stop + GUARD // 2] for span in of] for x in scratch]
             for side, of in spans.items()
         }
+        adds = self.case.adds or {}
         self.args = {
-            side: [call_args(self.op, x, self.given, self.adds) + of[i % len(of)] for i, x in enumerate(self.slots)]
+            side: [call_args(self.op, x, self.given, adds) + of[i % len(of)] for i, x in enumerate(self.slots)]
             for side, of in self.scratch.items()
         }
 
@@ -274,13 +265,13 @@ class TimedKernels:
 
         Raises
         ------
-        UserError
+        RefusedError
             For an error of a kernel.
         """
         with named(self.kernels[side], self.case, when):
             for i, held in enumerate(self.held[:calls]):
                 assert held
-                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}{self.filling}"))
+                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}{self.filling}"), when)
                 self.worst[side] = worst([self.worst[side], found])
                 read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
                 self.memory.require_same(read)
@@ -294,7 +285,7 @@ class TimedKernels:
 
         Raises
         ------
-        UserError
+        RefusedError
             For an error of a kernel.
         """
         i = int(self.rng.integers(calls))
@@ -312,7 +303,7 @@ class TimedKernels:
         if name in wanted.operands:
             size = size + more * wanted.operands[name].reshape(-1)[at]
         if not (error <= MARGIN * allowed * size).all():
-            self.judge(side, calls, "while it was timed")
+            self.judge(side, calls, WHILE)
 
     def audit(self, side: str, calls: Sequence[tuple[int, str, str]], when: str) -> None:
         """Call a kernel some times, and judge each call."""
@@ -326,75 +317,23 @@ class TimedKernels:
 
 @contextmanager
 def named(kernel: Kernel, case: Case, when: str) -> Iterator[None]:
-    """Turn an error of a kernel into a `UserError` with its name."""
+    """Turn an error of a kernel into a `RefusedError` with its name."""
     try:
         yield
     except BrokenKernelError as e:
-        raise UserError(f"{kernel.name} {e}, {when} ({case})") from e
+        word = CHEATING if when in LATER else e.word
+        raise RefusedError(f"{kernel.name} {e}, {when} ({case})", word) from e
 
 
-def right(result: CheckResult) -> CheckResult:
+def right(result: Result, when: str) -> Result:
     """Return a result that allows the kernel to be timed.
 
     Raises
     ------
-    UserError
+    RefusedError
         For one that does not.
     """
-    if result.ratio > MARGIN:
-        raise UserError(f"{result.kernel} is wrong on the arrays that are timed: {result.reason} ({result.case})")
+    if result.refused:
+        said = f"{result.kernel} is wrong on the arrays that are timed: {result.reason} ({result.case})"
+        raise RefusedError(said, CHEATING if when in LATER else result.verdict)
     return result
-
-
-def judge_call(
-    kernels: Sequence[Kernel],
-    case: Case,
-    args: Sequence[Sequence[Any]],
-    absent: frozenset[str],
-    rng: np.random.Generator,
-    when: str,
-) -> list[CheckResult]:
-    """Judge several kernels on the arrays of a call of an engine; the results of the last stay there.
-
-    Parameters
-    ----------
-    args : the arguments of each kernel: those of the op, the same for all, then its scratch.
-
-    Raises
-    ------
-    UserError
-        For one that is wrong.
-    """
-    op, results, n = kernels[0].op, [], len(kernels[0].op.params)
-    called_with = dict(zip(op.params, args[0], strict=False))
-    given: Arguments = {a.name: None if a.name in absent else called_with[a.name] for a in op.args}
-    written = {a.name: given[a.name] for a in op.written if given[a.name] is not None}
-    adds = {name: bool(called_with[f"{name}_add"]) for name in written if f"{name}_add" in called_with}
-    starts = {name: given[name].copy() for name, on in adds.items() if on}
-    wanted = expected(op, case, given, rng).added_to(starts, adds)
-    reads = [a.name for a in op.arrays if a.kind in ("in", "index", "state") and given[a.name] is not None]
-    needs = {name: given[name] for name in (*reads, *starts)}
-
-    def shared(x: Array, others: Mapping[str, Array]) -> bool:
-        return any(np.may_share_memory(x, other) for other in others.values())
-
-    kept = {name: x.copy() for name, x in needs.items() if shared(x, written)}
-    fresh, filling = {name: x for name, x in written.items() if not shared(x, needs)}, Filling()
-    kind = filling.kinds()[0] if filling.rng.random() < 0.5 else ("nan", "kept")[filling.rng.integers(2)]
-    stale = {name: x.copy() for name, x in fresh.items()} if kind == "kept" else {}
-    for kernel, mine in zip(kernels, args, strict=True):
-        for name, x in kept.items():
-            np.copyto(given[name], x)
-        for name, x in fresh.items():
-            if kind == "kept":
-                np.copyto(x, stale[name])
-            elif kind == "nan":
-                fill(x, FILL)
-            else:
-                filling.put(x, kind, wanted.values[name])
-        for x in mine[n:]:
-            filling.put(x, kind) if kind in FILLINGS else fill(x, SCRATCH)
-        doing(kernel.name)
-        kernel.function(*mine)
-        results.append(right(wanted.judge(kernel, written, f", {when}{filling}")))
-    return results

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
-from math import inf
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from ..files.reading import to_json
+from ..errors import RefusedError
+from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
+from .result import CHEATING
 
 if TYPE_CHECKING:
     from ..kernels.watch import Watch
@@ -23,7 +22,7 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from ..kernels import doubles, registry
     from ..kernels.compile.cache import fingerprint
     from ..kernels.watch import Watch
-    from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
+    from . import check, fences  # noqa: F401  (the judges are there before the file is)
 
     global _watch
     _watch = _watch or Watch()
@@ -44,42 +43,31 @@ def unchanged() -> None:
 
     Raises
     ------
-    UserError
+    RefusedError
         Naming what they changed.
     """
     if _watch and (changes := _watch.changes()):
-        raise UserError(f"a file of kernels was loaded, and then: {'; '.join(changes)}")
+        raise RefusedError(f"a file of kernels was loaded, and then: {'; '.join(changes)}", CHEATING)
 
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size.
+    """Judge one kernel on one case, and with inaccessible pages around its arrays.
 
     The result is None for a case with types that the kernel does not take.
     """
     from ..kernels.registry import find
-    from .cases import Case, elements
+    from .cases import Case
     from .check import check
     from .fences import check_fenced
-    from .sized import Sized, check_sized
 
-    asked, case = request["case"], Case.from_json(request["case"])
+    case: Case = from_json(Case, request["case"])
     kernel = find(request["op"], request["variant"])
     if not kernel.takes_all(case.types):
         return {"result": None}
-    kernel = kernel.of(case.types)
     if judge := getattr(kernel.op.reference, "judge", None):
         judge()  # an op of a user: its gradient, once
-    if "adds" in asked:
-        result = check_sized(Sized(kernel, case, asked["adds"]), max(request["threads"]), request["seed"])
-    else:
-        result = check(kernel, case, threads=request["threads"], seed=request["seed"])
-        if result.verdict != "FAIL":
-            wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
-            result = replace(result, ratio=inf, reason=wrong) if wrong else result
-    with suppress(Exception):  # of a kernel that has no scratch size, which the result says
-        work = sum(n for (n,), _ in kernel.work(case.sizes).values())
-        result = replace(result, scratch=work / max(1, elements(kernel.op, case)))
-    return {"result": to_json(result.to_json())}
+    more = {"threads": request["threads"], "seed": request["seed"]}
+    return {"result": to_json(check(kernel, case, **more, fences=partial(check_fenced, say=say)).to_json())}
 
 
 HANDLERS = {"load": load, "check": check}

@@ -104,17 +104,17 @@ def compare(op: Op, variant: str, sizes: str = "") -> int:
     from ..check.cases import case
     from ..check.check import check_all
     from ..kernels import registry
-    from ..lab.ab import Shape, alone, shape_at
+    from ..lab.ab import alone, case_at
     from ..wording import spread
 
-    shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.kind == "acc"}, (op.name,))
+    shape = case_at(op, case(op, SIZES).sizes)
     if sizes:
-        shape = shape_at(op, common.sizes_by_symbol(sizes)[0])
+        shape = case_at(op, common.sizes_by_symbol(sizes)[0])
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]
     worst = [max(check_all([k], quick=True), key=lambda r: r.ratio) for k in pair]
     for result in worst:
         print(plain(str(result)))
-    if any(r.verdict == "FAIL" for r in worst):
+    if any(r.refused for r in worst):
         return 1  # no time is reported for a wrong kernel
     found = alone(pair, [shape], analyses=ANALYSES)
     said = f"{found['verdict']}{found['why'] and ', ' + found['why']}"

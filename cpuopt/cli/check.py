@@ -1,7 +1,7 @@
 """``cpuopt check``: check kernels against their float64 references.
 
 Every kernel runs in a process of its own, on awkward shapes and on those of the model, and must give the same bits
-on any number of threads. The exit status is 1 if one is wrong, and 3 if one is UNCHECKED: it gave no answer within
+on any number of threads. The exit status is 1 if one is wrong, and 3 if one is unchecked: it gave no answer within
 --limit seconds.
 
 Examples::
@@ -16,13 +16,15 @@ import argparse
 import secrets
 
 from .. import models
+from ..check.result import RIGHT, UNCHECKED
 from ..errors import UserError
+from ..files.reading import to_json
 from ..train import settings
 from ..wording import nearest
 from . import common
 from .common import shared, show, start_numba
 
-UNCHECKED = 3
+NO_ANSWER = 3
 """The exit status if no kernel is wrong, and one was not judged."""
 
 
@@ -53,6 +55,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     shared(p, "--sizes")
     p.add_argument("--seed", type=int, help="Draw the inputs from this random seed. Default: a new one each time.")
     shared(p, "--limit", default=120)
+    p.add_argument("--plan", action="store_true", help="List the cases and how each is judged; judge nothing.")
     shared(p, "--detail", help="Print a row for every case.")
     shared(p, "--json")
 
@@ -63,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
-    from ..check.gate import conform
     from ..isolate.child import Child
     from ..lab import checked, worker
     from ..report import check as report
@@ -75,17 +77,20 @@ def run(args: argparse.Namespace) -> int:
         wanted = choose(args.op, args.variant, args.kernels, [(k["op"], k["variant"]) for k in child.start()])
         plain = args.quick or args.model == "none" or sizes
         jobs = [] if plain else checked.jobs_at(args.model, args.B, args.T, child.kernels)
-        planned = checked.planned(child, [op for op, _ in wanted], jobs, sizes, args.quick)
-        count = sum(len(planned[op].cases) + len(planned[op].sized) for op, _ in wanted)
-        with console.counting("cases", count) as advance:
-            found = conform(child, wanted, planned, threads=counts, seed=seed, tick=lambda text: advance())
+        plans = checked.planned(child, [op for op, _ in wanted], jobs, sizes, args.quick)
+        if args.plan:
+            listed = {op: {"cases": to_json(cases), "left_out": n} for op, (cases, n) in plans.items()}
+            show(args, {"seed": seed, "threads": counts, "plan": listed}, lambda: report.plan(plans, seed, counts))
+            return 0
+        with console.counting("cases", sum(len(plans[op][0]) for op, _ in wanted)) as advance:
+            found = checked.judge(child, wanted, plans, counts, seed, lambda case: advance())
     for k in child.added:
         if (k["op"], k["variant"]) in wanted and k["note"]:
             console.note(k["note"])
-    content = {"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}
+    content = {"seed": seed, "threads": counts, "kernels": [v.of_kernel() for v in found]}
     show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))
-    words = {v.worst.verdict for v in found}
-    return 1 if "FAIL" in words else UNCHECKED if "UNCHECKED" in words else 0
+    refused = {v.verdict for v in found if v.refused}
+    return 1 if refused - {UNCHECKED} else NO_ANSWER if refused else 0
 
 
 def choose(
@@ -150,4 +155,4 @@ def check_gradients(args: argparse.Namespace) -> int:
         )
     results = [r for op in chosen for r in check_gradient(op, seed=args.seed or 0)]
     show(args, {"gradients": [r.describe() for r in results]}, lambda: [str(r) for r in results])
-    return int(any(r.verdict != "PASS" for r in results))
+    return int(any(r.verdict != RIGHT for r in results))

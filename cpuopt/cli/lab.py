@@ -26,7 +26,7 @@ from . import common
 from .common import shared, start_numba
 
 if TYPE_CHECKING:
-    from ..lab.session import KernelRow, RoundPlan, RoundView
+    from ..lab.rounds import KernelRow, RoundPlan, RoundView
     from ..measure.roofline import Roofs
     from ..report.lab import Screen
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from .. import kernels
     from ..isolate.process import ended_by_sigterm
-    from ..lab import session
+    from ..lab import rounds
     from ..measure import rates as machine
     from ..measure.comparison import analyses_up_to
     from ..report import console
@@ -79,15 +79,15 @@ def run(args: argparse.Namespace) -> int:
     if len(sizes) > 1:
         raise UserError(f"--sizes {args.sizes!r}: a round is at one size; 'cpuopt ab' compares at several")
     size = args.model, args.B, args.T, threads, sizes
-    plan = session.RoundPlan(args.file, *size, args.against, not args.no_step, args.rounds, args.limit)
+    plan = rounds.RoundPlan(args.file, *size, args.against, not args.no_step, args.rounds, args.limit)
     kernels.load_all([])
     if args.against:
-        session.require_against(plan)
+        rounds.require_against(plan)
     with console.saying() as say:
         roofs = machine.roofs(threads, say)
     if args.once:
         screen = Screen(plan, live=False, quiet=args.json)
-        rows = session.work(plan, roofs, screen)
+        rows = rounds.work(plan, roofs, screen)
         path = keep(args.runs, plan, rows)
         if args.json:
             results = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
@@ -100,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
 
 def keep(root: Path, plan: RoundPlan, rows: Sequence[KernelRow]) -> str | None:
     """Keep the record of a round that was not ended by the next save; return its folder."""
-    from ..lab import session
+    from ..lab import rounds
 
-    return common.keep(root, "lab", plan.file.stem, session.record(plan, rows)) if session.whole(rows) else None
+    return common.keep(root, "lab", plan.file.stem, rounds.record(plan, rows)) if rounds.whole(rows) else None
 
 
 def follow(plan: RoundPlan, roofs: Roofs, screen: Screen, root: Path) -> None:
@@ -113,7 +113,7 @@ def follow(plan: RoundPlan, roofs: Roofs, screen: Screen, root: Path) -> None:
     from watchfiles import watch
 
     from ..isolate.child import Child
-    from ..lab import session, worker
+    from ..lab import rounds, worker
 
     def begin() -> Child:
         child = Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
@@ -122,7 +122,7 @@ def follow(plan: RoundPlan, roofs: Roofs, screen: Screen, root: Path) -> None:
         return child
 
     def work(view: RoundView, child: Child) -> None:
-        keep(root, plan, session.work(plan, roofs, view, child))
+        keep(root, plan, rounds.work(plan, roofs, view, child))
 
     text, child = read(plan.file), begin()
     try:

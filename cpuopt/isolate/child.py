@@ -7,8 +7,8 @@ from os.path import realpath  # which resolves a link to itself too
 from types import TracebackType
 from typing import Any, Protocol
 
-from ..errors import UserError
-from .process import GRACE_S, LateError, Side, Worker
+from ..errors import RefusedError, UserError
+from .process import GRACE_S, DiedError, LateError, Side, Worker
 
 LIMIT_S = 120.0
 """Seconds that one answer may take, compilation included."""
@@ -50,7 +50,7 @@ class Child:
         limit_s: float | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.given = [str(k) for k in kernels]
+        self.module, self.given = module, [str(k) for k in kernels]
         self.kernels, self.limit_s, self.say = [realpath(k) for k in kernels], limit_s or LIMIT_S, say
         self.side = Side.module("kernel's process", module, NUMBA_NUM_THREADS=str(threads))
         self.added: list[dict[str, str]] = []
@@ -137,12 +137,12 @@ class Child:
                 raise UserError(ENDED) from e
             if isinstance(e, UserError):
                 message = str(e).removeprefix(f"{self.side.name}: ")
-                if message.startswith(("was ", "ended ", "closed ")):
+                if isinstance(e, DiedError):
                     while_ = f" ({self.doing})" if self.doing else ""
                     raise UserError(f"{who}its process {message}{while_}") from e
                 if isinstance(e, LateError):
                     raise LateError(f"{who}{message}{self.hint}") from e
-                raise UserError(message) from e
+                raise (RefusedError(message, e.word) if isinstance(e, RefusedError) else UserError(message)) from e
             raise
         except BaseException:
             self.close()

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from ..errors import UserError
+from ..errors import RefusedError, UserError
 from .serve import DOING
 from .serve import LONGEST as WORDS
 
@@ -50,7 +50,15 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """A program that becomes another one, and is killed by Linux when its parent ends, even while it is stopped."""
 
 
-class LateError(UserError):
+class EndedError(UserError):
+    """A process gives no answers any more: it died, was too late, or answered something else."""
+
+
+class DiedError(EndedError):
+    """It ended by itself, or was ended by another."""
+
+
+class LateError(EndedError):
     """There was no answer in time."""
 
 
@@ -227,9 +235,10 @@ class Worker:
                 answer = None
             if not isinstance(answer, dict):
                 shown = line[:60].decode(errors="replace")
-                raise UserError(f"{self.side.name}: answered {shown!r} to '{do}'; expected a JSON object on one line")
+                raise EndedError(f"{self.side.name}: answered {shown!r} to '{do}'; expected a JSON object on one line")
             if "error" in answer:
-                raise UserError(f"{self.side.name}: {_one_line(str(answer['error']))}")
+                said = f"{self.side.name}: {_one_line(str(answer['error']))}"
+                raise RefusedError(said, str(answer["word"])) if "word" in answer else UserError(said)
             if "progress" not in answer:
                 self._heard = self._said()
                 return answer
@@ -280,7 +289,7 @@ class Worker:
                     raise self._died(do)
                 self._buffer += more
                 if len(self._buffer) > LONGEST:
-                    raise UserError(f"{self.side.name}: the answer to '{do}' is longer than {LONGEST} bytes")
+                    raise EndedError(f"{self.side.name}: the answer to '{do}' is longer than {LONGEST} bytes")
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
@@ -292,7 +301,7 @@ class Worker:
         running = os.pread(self._doing.fileno(), WORDS, 0).decode(errors="replace").strip("\0 ")
         return f", in {_one_line(running)}" if running else ""
 
-    def _died(self, do: str) -> UserError:
+    def _died(self, do: str) -> DiedError:
         """Return how the process ended, and its last line on stderr in this request if it failed."""
         try:
             status = self._process.wait(GRACE_S)
@@ -304,7 +313,7 @@ class Worker:
         said = os.pread(self._stderr.fileno(), 4096, max(self._heard, self._said() - 4096)).decode(errors="replace")
         words = [line for line in said.splitlines() if line.strip() and not WARNING.search(line)] if status else []
         last = f": {_one_line(words[-1])}" if words else ""
-        return UserError(f"{self.side.name}: {how} during '{do}'{self._where()}{last}")
+        return DiedError(f"{self.side.name}: {how} during '{do}'{self._where()}{last}")
 
 
 def _one_line(text: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..errors import UserError
+from ..errors import RefusedError, UserError
 
 LONGEST = 120
 """The length of the text about the running kernel, in bytes."""
@@ -52,7 +52,7 @@ def serve(handlers: Mapping[str, Handler], guard: Callable[[], None] = lambda: N
                 guard()
                 answer(found)
             except UserError as e:
-                answer({"error": str(e)})
+                answer({"error": str(e)} | ({"word": e.word} if isinstance(e, RefusedError) else {}))
 
 
 _doing = -1

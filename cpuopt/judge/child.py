@@ -284,7 +284,7 @@ class Closed:
         try:
             called(kernel, given, request["threads"])
         except BrokenKernelError as e:
-            return {"broken": str(e)}
+            return {"broken": str(e), "word": e.word}
         self.window.show(*span)
         for x, y in zip(args, given, strict=True):
             if x is not y:
@@ -356,9 +356,10 @@ class Closed:
         """Call a kernel on a small case, each array in turn between inaccessible pages; return the error, or ""."""
         from ..check.cases import Case
         from ..check.fences import check_fenced
+        from ..files.reading import from_json
         from ..isolate.serve import doing
 
-        case = Case.from_json(request["case"])
+        case: Case = from_json(Case, request["case"])
         return {"wrong": check_fenced(self.kernel(request), case, request["threads"], request["seed"], doing)}
 
     def asm(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any, TypedDict, get_type_hints
 import numpy as np
 
 from .. import models, ops
-from ..check.cases import arguments
+from ..check.cases import Case, arguments
 from ..check.memory import absent_as_empty, call_args
 from ..errors import UserError
 from ..files import outputs
@@ -191,19 +191,19 @@ class Desk:
             "best": self.board(op, model, B, T)["best"][:1],
         }
 
-    def times(self, op: Op, shape: ab.Shape) -> dict[str, Any]:
+    def times(self, op: Op, shape: Case) -> dict[str, Any]:
         """Time the package's vanilla and fastest kernel on a shape; return their us, and that of the roof if known."""
         from . import timing
 
         timing.require_threads(self.judge.threads)
         us, rng = {}, np.random.default_rng(0)
-        given = arguments(op, shape.case, rng)
+        given = arguments(op, shape, rng)
         for v in dict.fromkeys((BASE, baseline(op))):
             kernel = KERNELS[op.name, v].typed(shape.types)
             kernel.compile()
             arrays = absent_as_empty(kernel, given)
             work = [np.zeros(*spec) for spec in kernel.work(shape.sizes).values()]
-            args = [*call_args(op, arrays, given, shape.adds), *work]
+            args = [*call_args(op, arrays, given, shape.adds or {}), *work]
             ns, start = list[int](), perf_counter_ns()
             while not ns or (len(ns) < ROUNDS and perf_counter_ns() - start < LONGEST_S * 1e9):
                 before = perf_counter_ns()

@@ -26,10 +26,12 @@ from typing import Any
 import numpy as np
 
 from ..check.cases import Array, Case
-from ..check.memory import BrokenKernelError
+from ..check.memory import BrokenKernelError, CheatingError
+from ..check.result import CHEATING, UNCHECKED, WRONG
 from ..errors import UserError
+from ..files.reading import to_json
 from ..isolate import process
-from ..isolate.process import Side, Worker
+from ..isolate.process import EndedError, LateError, Side, Worker
 from ..kernels import registry
 from ..kernels.registry import Kernel, Scratch
 from ..kernels.toolkit import threads as numba_threads
@@ -48,12 +50,14 @@ LIMIT_S = 60.0
 """Seconds that one answer about a candidate may take, compilation included."""
 OWN_S = process.LIMIT_S
 """Seconds that one answer may take while the package itself works: it starts, compiles its kernel, builds a model."""
-LOST = ("was ", "ended ", "closed ", "no answer ", "answered ", "the answer ")
-"""The first words of a worker's errors that end it; others are answers."""
 
 
 class LostError(BrokenKernelError):
-    """The process of a candidate ended."""
+    """The process of a candidate ended, or gave no answer in time."""
+
+    def __init__(self, reason: str, late: bool = False) -> None:
+        super().__init__(reason)
+        self.word = UNCHECKED if late else WRONG
 
 
 class CandidateError(UserError):
@@ -151,7 +155,7 @@ class Far:
         specs = [self.remote.shared.spec(x) for x in args]
         answer = self.remote.ask("call", self, args=specs, threads=numba_threads.get_threads(), **more)
         if "broken" in answer:
-            raise BrokenKernelError(str(answer["broken"])[:500])
+            raise (CheatingError if answer["word"] == CHEATING else BrokenKernelError)(str(answer["broken"])[:500])
 
     def batch(self, every: Sequence[Sequence[Any]], times: int = 1) -> tuple[float, float]:
         """Call it with each of some arguments, some times in a row.
@@ -170,7 +174,7 @@ class Far:
         outside = time.perf_counter_ns() - start
         ns, waited = answer.get("ns"), answer.get("waited")
         if not isinstance(ns, int) or not isinstance(waited, int) or ns <= 0:
-            raise LostError(f"told a time of {ns!r}")
+            raise CheatingError(f"told a time of {ns!r}")
         if not more:
             clocks = self.clocks if times == 1 else self.long
             clocks.inside.append(float(ns))
@@ -319,7 +323,7 @@ class Remote:
     def fences(self, function: Far, case: Case, threads: int) -> str:
         """Return what a kernel does wrong with an array between inaccessible pages, or ""."""
         try:
-            return str(self.ask("fences", function, case=case.to_json(), threads=[threads], seed=0)["wrong"])
+            return str(self.ask("fences", function, case=to_json(case), threads=[threads], seed=0)["wrong"])
         except LostError as e:
             return str(e)
 
@@ -350,11 +354,11 @@ class Remote:
             return self._worker.ask(do, **more)
         except UserError as e:
             said = self.told(e)
-            if not said.startswith(LOST):
+            if not isinstance(e, EndedError):
                 raise CandidateError(said) from e
             self.late |= time.monotonic() >= self.deadline
             self.end()
-            raise LostError(said) from e
+            raise LostError(said, isinstance(e, LateError)) from e
 
     def close(self) -> None:
         """End the candidate, and keep the process for the next one."""

@@ -13,19 +13,19 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from math import inf
 from typing import Any
 
 import numpy as np
 
 from .. import models, ops
 from ..building import Built
-from ..check.cases import MORE, ODD, SMALL, Case, case, modes, quick_cases
+from ..check.cases import MORE, ODD, SMALL, Case, calls_alike, case, modes, quick_cases
 from ..check.check import check
-from ..check.judge import CheckResult, keeping_threads
+from ..check.judge import keeping_threads
 from ..check.memory import BrokenKernelError, rooms
+from ..check.result import BY_RULE, CHEATING, COMPILE_ERROR, MARGINAL, RIGHT, UNCHECKED, WRONG, Result
 from ..check.timed import TimedKernels
 from ..errors import UserError
 from ..kernels.compile import jit
@@ -45,18 +45,13 @@ from . import private, rules, timing
 from .child import MOST_BYTES
 from .remote import OWN_S, ROOM, CandidateError, Clocks, Far, LostError, Remote
 
-VERDICTS = ("refused by rule", "compile error", "wrong", "cheating", "slower", "inconclusive", "faster", "right")
-"""The words of a verdict; ``right`` is the word of one that was not timed."""
-CHEATS = ("changed '", "left its process", "told a time", "changed the shape", "it replaces", "it starts a thread")
-"""The first words of reasons that no honest kernel gives."""
-FASTER = VERDICTS[6]
-REFUSED = VERDICTS[:4]
+FASTER = "faster"
+TIMED = ("slower", "inconclusive", FASTER)
+"""The words of a candidate that is right and was timed."""
+REFUSED = (BY_RULE, COMPILE_ERROR, WRONG, CHEATING, UNCHECKED)
 """Those of a candidate that is not accepted, however fast it is."""
-CHEATED = re.compile(
-    r"impossible|after it was timed|while it was timed|told a time|changed '|left its process|keeps what it computed"
-    r"|that it had not seen"
-)
-"""What is said of a kernel that was right in the checks, and is not when it is timed."""
+VERDICTS = (*REFUSED, *TIMED, RIGHT)
+"""The words of a verdict: those of `check.result.WORDS`, and of one that was timed."""
 TIMED_S = 8.0
 """The seconds that a comparison may take on a calm machine, for all shapes together."""
 STEPS = (6, 12, 24)
@@ -90,17 +85,17 @@ class ModelSizes:
         """The model's job."""
         return Settings(model=self.model, B=self.B, T=self.T)
 
-    def shapes(self, op: Op) -> list[ab.Shape]:
+    def shapes(self, op: Op) -> list[Case]:
         """List the shapes of an op's calls; of an op that the model does not call, one shape at GPT-2's widths."""
         return shapes_of(op, self)
 
 
 @cache
-def shapes_of(op: Op, task: ModelSizes) -> list[ab.Shape]:
+def shapes_of(op: Op, task: ModelSizes) -> list[Case]:
     """List the shapes of an op's calls in a task's model, or one at GPT-2's widths."""
     if op.name in ab.ops_of(task.model):
-        return ab.shapes_of(ab.calls_of(op, task.settings))
-    return [ab.shape_at(op, ab.usual_sizes(op, task.B, task.T))]
+        return calls_alike(ab.calls_of(op, task.settings))
+    return [ab.case_at(op, ab.usual_sizes(op, task.B, task.T))]
 
 
 def entry(timed: Mapping[str, Any], roofs: Roofs | None) -> dict[str, Any]:
@@ -147,7 +142,7 @@ class Ruling:
     candidate: str
     text: str
     code: str = ""
-    verdict: str = "right"
+    verdict: str = RIGHT
     reason: str = ""
     rule: str = ""
     line: int | None = None
@@ -234,7 +229,7 @@ class Judge:
         sizes = {"model": task.model, "B": task.B, "T": task.T}
         return {**sizes, "threads": self.threads, "swap": (f"{op.name}={against}",)}
 
-    def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[ab.Shape]) -> dict[str, Any]:
+    def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[Case]) -> dict[str, Any]:
         """Compare a candidate with the baseline; return the verdict and what it is based on."""
         mine, usual = pair
         pairs: list[timing.AloneFar] = []
@@ -246,10 +241,9 @@ class Judge:
             more: dict[str, Any] = {"seed": self.seed % 2**32, "say": self.say, "make": made}
             found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
         except (UserError, BrokenKernelError) as e:
-            said = plain(str(e))
-            raise Stopped("cheating" if CHEATED.search(said) else "wrong", said) from None
+            raise Stopped(getattr(e, "word", WRONG), plain(str(e))) from None
         if said := timing.disagreement(far(usual), far(mine)):
-            raise Stopped("cheating", said)
+            raise Stopped(CHEATING, said)
         self.again(mine)
         roofs = rates.stored().get(self.threads)
         cases = [entry(c, roofs) for c in found["cases"]]
@@ -294,7 +288,7 @@ class Judge:
             start = time.perf_counter_ns()
             told = [float(ns) for ns in self.remote.ask("train", far(pair["BA".index(side)]))["ns"]]
             if not 0 < told[1] <= told[0] <= time.perf_counter_ns() - start:
-                raise Stopped("cheating", "told times of a step that the judge's clock does not confirm")
+                raise Stopped(CHEATING, "told times of a step that the judge's clock does not confirm")
             return told
 
         with wrong_in_step():
@@ -304,7 +298,7 @@ class Judge:
         with wrong_in_step():
             names, losses = (f"the {usual.variant} kernel", "the candidate"), built["losses"]
             if said := disagreement(names, losses["A"], losses["B"]):
-                raise Stopped("wrong", f"in a training step: {said}")
+                raise Stopped(WRONG, f"in a training step: {said}")
             self.say("alternating steps")
             done = compare(lambda: trial("A"), lambda: trial("B"), seed=self.seed % 2**32, analyses=STEPS, decides=1)
         whole, own = (ab.entry(done, i) for i in range(2))
@@ -316,8 +310,8 @@ class Judge:
         rng = np.random.default_rng(private.seed())
         flags = modes(kernel.op)
         for c in private.drawn(kernel, rng)[:AGAIN]:
-            on = [flags[rng.integers(len(flags))]]
-            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), on, told=False)
+            c = replace(c, adds=flags[rng.integers(len(flags))])
+            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), told=False)
 
     def machine_code(self, kernel: Kernel) -> tuple[str, list[dict[str, Any]]]:
         """Return a candidate's machine code as text, and its innermost loops, with lines, vector width and spills.
@@ -356,7 +350,7 @@ class Judge:
                     found.code = far(pair[0]).code
                     found.cases = self.checked(pair[0])
                     found.timed = then(submission, pair)
-                found.verdict = found.timed.pop("verdict", "right")
+                found.verdict = found.timed.pop("verdict", RIGHT)
                 found.reason = "; ".join(filter(None, (found.timed.pop("reason", ""), self.marginal)))
         except Stopped as e:
             if self.remote.late:
@@ -379,8 +373,8 @@ class Judge:
             pair = self.remote.open(submission.text, submission.op, against)
             pair[0].compile()
         except (CandidateError, LostError) as e:
-            said = plain(str(e))
-            raise Stopped("compile error", said, line=line_of(said, submission)) from None
+            said, late = plain(str(e)), getattr(e, "word", "") == UNCHECKED
+            raise Stopped(UNCHECKED if late else COMPILE_ERROR, said, line=line_of(said, submission)) from None
         return pair
 
     def controls(self, op: Op) -> dict[str, Any]:
@@ -401,11 +395,11 @@ class Judge:
                 (first, *_), rng = quick_cases(op), private.seed()
                 usual, idle = (check(k, first, threads=(1,), seed=rng) for k in reversed(pair))
             self.remote.close()
-            if idle.verdict != "FAIL" or usual.verdict == "FAIL":
-                why = f" ({plain(usual.reason)})" if usual.verdict == "FAIL" else ""
+            if idle.verdict != WRONG or usual.refused:
+                why = f" ({plain(usual.reason)})" if usual.refused else ""
                 raise UserError(
                     f"the judge is not fit to judge {op.name}: a kernel that does nothing is {idle.verdict}, and "
-                    f"{usual.kernel} is {usual.verdict}{why}; expected FAIL and PASS"
+                    f"{usual.kernel} is {usual.verdict}{why}; expected {WRONG} and {RIGHT}"
                 )
             self.controlled[op.name] = {"nothing": "refused", pair[1].variant: "right"}
         return self.controlled[op.name]
@@ -417,48 +411,35 @@ class Judge:
         flags = modes(op)
         for i, c in enumerate(public):
             self.say(f"public case {c}")
-            self.require(kernel, c, (1, self.threads), private.PUBLIC, [flags[i % len(flags)]], told=True)
+            self.require(kernel, replace(c, adds=flags[i % len(flags)]), (1, self.threads), private.PUBLIC, told=True)
         for sizes in (SMALL, ODD, MORE):
             self.fenced(kernel, case(op, sizes))
         self.repeated(kernel, rng)
         hidden = private.drawn(kernel, rng)
         for i, c in enumerate(hidden):
             self.say(f"private case {i + 1} of {len(hidden)}")
-            on = [flags[rng.integers(len(flags))]]
-            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), on, told=False)
+            c = replace(c, adds=flags[rng.integers(len(flags))])
+            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), told=False)
         return len(public) + len(hidden)
 
-    def require(
-        self,
-        kernel: Kernel,
-        c: Case,
-        threads: Sequence[int],
-        seed: int,
-        adds: Sequence[Mapping[str, bool]],
-        told: bool,
-    ) -> None:
+    def require(self, kernel: Kernel, c: Case, threads: Sequence[int], seed: int, told: bool) -> None:
         """Check one case.
 
         Raises
         ------
         Stopped
-            For a kernel that is wrong on it.
+            For a kernel that is refused on it; of a private case only the class is told.
         """
-        result = check(kernel, c, threads=threads, seed=seed, adds=adds)
-        if result.verdict == "FAIL":
-            raise Stopped(*self.blamed(result, told), witness=witness(result, seed) if told else {})
+        result = check(kernel, c, threads=threads, seed=seed)
+        if result.refused:
+            said = f"{result.reason} ({c})"
+            if not told:
+                shown = result.reason if result.verdict != WRONG or "process" in result.reason else "it is wrong"
+                said = f"{shown} in a private case ({private.class_of(kernel.op, c)})"
+            raise Stopped(result.verdict, plain(said), witness=witness(result, seed) if told else {})
         if result.ratio > max(1.0, self.farthest):
             self.farthest = result.ratio
-            self.marginal = f"MARGINAL: {result.ratio:.1f} times as far off as rounding explains"
-
-    def blamed(self, result: CheckResult, told: bool) -> tuple[str, str]:
-        """Return the verdict and the reason for a result that fails."""
-        cheats = result.ratio == inf and result.reason.startswith(CHEATS)
-        told_reason = f"{result.reason} ({result.case})"
-        if not told:
-            said = result.reason if cheats or "process" in result.reason else "it is wrong"
-            told_reason = f"{said} in a private case ({private.class_of(ops.ALL[op_of(result)], result.case)})"
-        return ("cheating" if cheats else "wrong"), plain(told_reason)
+            self.marginal = f"{MARGINAL}: {result.ratio:.1f} times as far off as rounding explains"
 
     def repeated(self, kernel: Kernel, rng: np.random.Generator) -> None:
         """Require that a kernel stays right in many calls, each of which finds in scratch what the last one left."""
@@ -468,15 +449,16 @@ class Judge:
         try:
             with keeping_threads() as most:
                 numba_threads.set_threads(min(most, self.threads))
-                timed = TimedKernels({"B": kernel}, small, on, private.seed(), secret=True)
+                timed = TimedKernels({"B": kernel}, replace(small, adds=on), private.seed(), secret=True)
                 timed.audit("B", calls, "called repeatedly")
         except (UserError, BrokenKernelError) as e:
-            raise Stopped("wrong", plain(str(e).replace(" on the arrays that are timed", ""))) from None
+            said = plain(str(e).replace(" on the arrays that are timed", ""))
+            raise Stopped(getattr(e, "word", WRONG), said) from None
 
     def fenced(self, kernel: Kernel, c: Case) -> None:
         """Require that a kernel stays inside its arrays, each of which stands at inaccessible pages in turn."""
         if wrong := self.remote.fences(far(kernel), c, self.threads):
-            raise Stopped("wrong", plain(f"{wrong} ({c})"))
+            raise Stopped(WRONG, plain(f"{wrong} ({c})"))
 
 
 @contextmanager
@@ -485,7 +467,7 @@ def wrong_in_step() -> Iterator[None]:
     try:
         yield
     except (UserError, BrokenKernelError) as e:
-        raise Stopped("wrong", plain(f"in a training step: {e}")) from None
+        raise Stopped(getattr(e, "word", WRONG), plain(f"in a training step: {e}")) from None
 
 
 def require_room(op: Op, task: ModelSizes) -> None:
@@ -497,7 +479,7 @@ def require_room(op: Op, task: ModelSizes) -> None:
         With both sizes.
     """
     for s in task.shapes(op):
-        if (need := op.bytes(s.sizes, s.adds, s.absent, s.types)) > ROOM // SHARES:
+        if (need := op.bytes(s.sizes, s.adds or {}, s.absent, s.types)) > ROOM // SHARES:
             raise UserError(
                 f"{op.name} at {s} moves {gb(need)}, and the judge takes {gb(ROOM // SHARES)} at the most; take a "
                 "smaller --model, -B or -T"
@@ -533,11 +515,6 @@ def far(kernel: Kernel) -> Far:
     return kernel.function
 
 
-def op_of(result: CheckResult) -> str:
-    """Return the op of a result."""
-    return result.kernel.partition("[")[0]
-
-
 def op_named(name: str) -> Op:
     """Return the op of a name; raise `UserError` if there is none."""
     if name not in ops.ALL:
@@ -561,11 +538,9 @@ def read(text: str, op: Op) -> Submission:
     try:
         kernels = [variant for name, variant in rules.read(text).kernels if name == op.name]
     except rules.RefusedError as e:
-        raise Stopped("refused by rule", plain(str(e)), rule=e.rule, line=e.line) from None
+        raise Stopped(BY_RULE, plain(str(e)), rule=e.rule, line=e.line) from None
     if len(kernels) != 1:
-        raise Stopped(
-            "refused by rule", f"the text registers {len(kernels)} kernels of {op.name}; expected one", rule="task"
-        )
+        raise Stopped(BY_RULE, f"the text registers {len(kernels)} kernels of {op.name}; expected one", rule="task")
     return Submission(text, op, kernels[0])
 
 
@@ -591,7 +566,7 @@ def nothing(op: Op) -> str:
     )
 
 
-def witness(result: CheckResult, seed: int) -> dict[str, Any]:
+def witness(result: Result, seed: int) -> dict[str, Any]:
     """Return where a public case fails."""
     found = result.to_json()
     return {"seed": seed, "case": str(result.case), **{k: found[k] for k in ("argument", "index", "got", "want")}}

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ..check.cases import Arguments, elements
-from ..check.judge import CheckResult, imprecise
-from ..check.timed import OUTS, WORK, Inputs, TimedKernels, draw
-from ..errors import UserError
+from ..check.cases import Arguments, Case, elements
+from ..check.judge import imprecise
+from ..check.result import CHEATING, Result
+from ..check.timed import OUTS, UNSEEN, WORK, Inputs, TimedKernels, draw
+from ..errors import RefusedError, UserError
 from ..kernels.registry import Kernel
-from ..lab.ab import Alone, Shape
+from ..lab.ab import Alone
 from . import private
 from .remote import Clocks, Far
 
@@ -70,7 +71,7 @@ def alone_far(drawn: Drawn, most_s: float, pairs: list[AloneFar]) -> Callable[..
     pairs : where each pair that is made is put.
     """
 
-    def make(kernels: Sequence[Kernel], shape: Shape, seed: int, flush: bool, clock: Callable[[], int]) -> AloneFar:
+    def make(kernels: Sequence[Kernel], shape: Case, seed: int, flush: bool, clock: Callable[[], int]) -> AloneFar:
         pairs.append(AloneFar(kernels, shape, seed, drawn, most_s))
         return pairs[-1]
 
@@ -88,7 +89,7 @@ class AloneFar(Alone):
 
     trial_s = TRIAL_S
 
-    def __init__(self, kernels: Sequence[Kernel], shape: Shape, seed: int, drawn: Drawn, most_s: float) -> None:
+    def __init__(self, kernels: Sequence[Kernel], shape: Case, seed: int, drawn: Drawn, most_s: float) -> None:
         self.drawn, self.most_s, self.seed = drawn, most_s, seed
         self.calm = self.trials_disturbed = 0
         self.took: dict[str, list[float]] = {"A": [], "B": []}
@@ -103,13 +104,13 @@ class AloneFar(Alone):
         self.timed.chance /= JUDGED
         self.fence()
 
-    def arrays(self, kernels: Mapping[str, Kernel], shape: Shape, seed: int) -> TimedKernels:
+    def arrays(self, kernels: Mapping[str, Kernel], shape: Case, seed: int) -> TimedKernels:
         """Make the arrays, into which no right result is put."""
         op, key = next(iter(kernels.values())).op, f"{next(iter(kernels.values())).op.name} {shape}"
         if key not in self.drawn:
-            more = FRESH[elements(op, shape.case) >= MANY]
-            self.drawn[key] = draw(op, shape.case, shape.adds, seed, more)
-        return TimedKernels(kernels, shape.case, shape.adds, seed, self.drawn[key], secret=True)
+            more = FRESH[elements(op, shape) >= MANY]
+            self.drawn[key] = draw(op, shape, seed, more)
+        return TimedKernels(kernels, shape, seed, self.drawn[key], secret=True)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments; return the ns by the clock of the process."""
@@ -163,7 +164,7 @@ class AloneFar(Alone):
         self.sample(side, "almost", "numbers")
         return time.perf_counter_ns() - start
 
-    def finish(self) -> list[CheckResult]:
+    def finish(self) -> list[Result]:
         """Judge each once more, and let both clocks measure batches that last.
 
         Raises
@@ -178,7 +179,7 @@ class AloneFar(Alone):
         self.require_no_memory()
         usual, mine = found = super().finish()
         if said := imprecise(self.timed.op, usual, mine):
-            raise UserError(f"{said}, on the arrays that are timed ({mine.case})")
+            raise RefusedError(f"{said}, on the arrays that are timed ({mine.case})")
         return found
 
     def require_no_memory(self) -> None:
@@ -195,7 +196,7 @@ class AloneFar(Alone):
                 break
         self.timed.swap(0)
         if said:
-            raise UserError(f"{self.timed.kernels['B'].name} {said}")
+            raise RefusedError(f"{self.timed.kernels['B'].name} {said}", CHEATING)
 
     def kept(self, new: Sequence[Inputs]) -> str:
         """Return that the candidate takes longer with new inputs than with known ones, or than was measured; or ""."""
@@ -206,7 +207,7 @@ class AloneFar(Alone):
                 first, waited = self.once(side, fresh)
                 if waited <= WAITED * first:  # otherwise its time is that of another process
                     ns.append((known, first))
-                self.timed.judge(side, 1, "with inputs that it had not seen")
+                self.timed.judge(side, 1, UNSEEN)
         each = {side: ([a for a, _ in ns], [b for _, b in ns]) for side, ns in took.items()}
         measured = {side: float(np.median(ns)) for side, ns in self.took.items() if ns}
         return memory(each) or (memory(each, measured) if measured else "")
@@ -214,7 +215,7 @@ class AloneFar(Alone):
     def more(self, count: int) -> Sequence[Inputs]:
         """Draw as many inputs once more, others than all before."""
         known = self.timed
-        _, sets = draw(known.op, known.case, known.adds, self.seed, len(known.sets) - 2 + count)
+        _, sets = draw(known.op, known.case, self.seed, len(known.sets) - 2 + count)
         return sets[len(known.sets) :]
 
     def once(self, side: str, inputs: Inputs) -> tuple[float, float]:

@@ -16,16 +16,16 @@ from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from math import inf
 from string import ascii_uppercase
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from .. import models
 from ..building import Bound
 from ..check.cases import Case, case
-from ..check.judge import CheckResult
-from ..check.timed import AFTER, BEFORE, OUTS, SELDOM, WORK, TimedKernels, judge_call
-from ..errors import UserError
+from ..check.result import CHEATING, Result, refuse
+from ..check.timed import AFTER, AFTERWARDS, BEFORE, OUTS, SELDOM, WHILE, WORK, TimedKernels
+from ..errors import RefusedError, UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
 from ..kernels import roofs
@@ -39,7 +39,8 @@ from ..measure.roofline import Roofs
 from ..ops.declaration import Op
 from ..profiler import Profiler, Trainable
 from ..program.program import Call
-from ..train.job import Settings, build_only, prepare
+from ..train.first import judged as on_step
+from ..train.job import Settings, build_only, prepare, sized
 from ..wording import nearest, spread, text_of
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
@@ -67,47 +68,6 @@ BESIDE_ROUNDS = 3
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The shape of an op's calls in a model.
-
-    Attributes
-    ----------
-    case : sizes, absent arguments, and types.
-    adds : the ``_add`` flags of its gradients.
-    layers : the layers with such a call, each once.
-    """
-
-    JSON: ClassVar = ("sizes", "absent", "types", "adds", "layers")
-    case: Case
-    adds: dict[str, bool]
-    layers: tuple[str, ...]
-
-    def __str__(self) -> str:
-        added = "".join(f", {n}_add" for n, on in self.adds.items() if on)
-        return f"{self.case}{added}"
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The case's sizes, by symbol."""
-        return self.case.sizes
-
-    @property
-    def absent(self) -> frozenset[str]:
-        """The optional arguments that are not given."""
-        return self.case.absent
-
-    @property
-    def types(self) -> Mapping[str, str]:
-        """The types of the arguments that do not have their usual one."""
-        return self.case.types
-
-    @staticmethod
-    def read(d: Mapping[str, Any]) -> Shape:
-        """Build a shape from a request or a record, which hold the sizes of its case beside the other fields."""
-        return Shape(from_json(Case, d), d["adds"], tuple(d["layers"]))
-
-
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
     """List the calls of an op in a model without rewrites; for an op that only rewrites call, with rewrites.
 
@@ -126,6 +86,11 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
             raise UserError(f"{op.name}: {model} does not call it in a layer {layer!r}; {nearest(layer, layers)}")
         raise UserError(f"{op.name}: {model} does not call it; add {where_it_runs(op)}")
     return found
+
+
+def settings_of(request: Mapping[str, Any]) -> Settings:
+    """Read the settings of a job from a request."""
+    return sized(from_json(Settings, request["settings"]))
 
 
 def where_it_runs(op: Op) -> str:
@@ -150,8 +115,8 @@ def ops_of(model: str) -> set[str]:
     return {c.op.name for b in built for c in b.program.calls}
 
 
-def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
-    """Return the shape of an op's call at sizes by symbol; sizes of symbols that it does not have are left out.
+def case_at(op: Op, sizes: Mapping[str, int]) -> Case:
+    """Return an op's call at sizes by symbol; sizes of symbols that it does not have are left out.
 
     Raises
     ------
@@ -162,17 +127,8 @@ def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
         given = f"; {', '.join(sizes)} is given" if sizes else ""
         raise UserError(f"--sizes: {op.name} has the symbols {', '.join(op.symbols)}: add {missing[0]}=...{given}")
     adds = {a.name: False for a in op.args if a.kind == "acc"}
-    return Shape(Case({s: sizes[s] for s in (*op.symbols, *op.counted) if s in sizes}), adds, ("given sizes",))
-
-
-def shapes_of(calls: Sequence[Call]) -> list[Shape]:
-    """List the distinct shapes of calls, with the layers that have them."""
-    found: dict[str, Shape] = {}
-    for c in calls:
-        one = Shape(Case.of(c), dict(c.adds), (c.layer,))
-        before = found.get(str(one))
-        found[str(one)] = replace(one, layers=(*before.layers, c.layer)) if before else one
-    return list(found.values())
+    found = {s: sizes[s] for s in (*op.symbols, *op.counted) if s in sizes}
+    return Case(found, adds=adds, layers=("given sizes",))
 
 
 class Alone:
@@ -195,7 +151,7 @@ class Alone:
     def __init__(
         self,
         kernels: Sequence[Kernel],
-        shape: Shape,
+        shape: Case,
         seed: int,
         flush: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -211,9 +167,9 @@ class Alone:
         self.functions = {side: k.direct().function for side, k in typed.items()}  # compiled by now, as in a step
         self._choose_lengths()
 
-    def arrays(self, kernels: Mapping[str, Kernel], shape: Shape, seed: int) -> TimedKernels:
+    def arrays(self, kernels: Mapping[str, Kernel], shape: Case, seed: int) -> TimedKernels:
         """Make the arrays."""
-        return TimedKernels(kernels, shape.case, shape.adds, seed)
+        return TimedKernels(kernels, shape, seed)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments, and return the ns that all took."""
@@ -284,7 +240,7 @@ class Alone:
         for i in range(samples):
             times.append(self.sample(side, outs, scratch, cold))
             if i == judged:
-                self.timed.judge(side, calls, "while it was timed")
+                self.timed.judge(side, calls, WHILE)
             else:
                 self.timed.probe(side, calls)
         return lower_quartile(times)
@@ -302,10 +258,10 @@ class Alone:
         """Return whether the round that ends now does not count."""
         return False
 
-    def finish(self) -> list[CheckResult]:
+    def finish(self) -> list[Result]:
         """Judge each once more, and return the worst result of each."""
         for side in self.sides:
-            self.timed.audit(side, AFTER, "after it was timed")
+            self.timed.audit(side, AFTER, AFTERWARDS)
         return list(self.timed.worst.values())
 
 
@@ -330,7 +286,7 @@ def _flusher() -> Callable[[], object]:
 
 def alone(
     kernels: tuple[Kernel, Kernel],
-    shapes: Sequence[Shape],
+    shapes: Sequence[Case],
     *,
     flush: bool = False,
     seed: int = 0,
@@ -353,7 +309,7 @@ def alone(
     UserError
         For a kernel that is wrong on the arrays that are timed.
     """
-    others, cases, judged = Others(), [], list[CheckResult]()
+    others, cases, judged = Others(), [], list[Result]()
     done: list[Comparison] = []
     for i, shape in enumerate(shapes):
         say(at := f"{shape}: {i + 1} of {len(shapes)}")
@@ -401,9 +357,9 @@ def rounds_told(say: Say, text: str) -> Callable[[int, int], None]:
     return told
 
 
-def cost(op: Op, shape: Shape) -> dict[str, Any]:
+def cost(op: Op, shape: Case) -> dict[str, Any]:
     """Return the FLOPs of a call, the type of what they multiply, and the bytes that the call must move."""
-    nbytes = op.bytes(shape.sizes, shape.adds, shape.absent, shape.types)
+    nbytes = op.bytes(shape.sizes, shape.adds or {}, shape.absent, shape.types)
     return {"flops": op.work(shape.sizes, shape.absent), "bytes": nbytes, "operands": op.operands(shape.types)}
 
 
@@ -478,7 +434,7 @@ class InStep:
         self.profiler = Profiler(self.engine, keep=1)
         self.rng = np.random.default_rng(seed)
         self.notes = list(job.engine.notes)
-        self.judged: list[CheckResult] = []
+        self.judged: list[Result] = []
 
     def use(self, side: str) -> None:
         """Switch the calls to A or B."""
@@ -507,7 +463,7 @@ class InStep:
         mine = (sum(took[id(b)] for b in group.values()) for group in self.groups[side])
         return (float(times.end - times.start), *map(float, mine))
 
-    def audit(self, when: str) -> list[CheckResult]:
+    def audit(self, when: str) -> list[Result]:
         """Train for one step in which a call of each changed op and shape, drawn at random, is judged with A and B.
 
         Raises
@@ -515,25 +471,19 @@ class InStep:
         UserError
             For a kernel that is wrong on the arrays of the step.
         """
-        alike: dict[Any, list[tuple[Bound, Bound]]] = {}
+        alike: dict[str, list[tuple[Bound, Bound]]] = {}
         for a, b in zip(self.groups["A"], self.groups["B"], strict=True):
             for place, bound in a.items():
-                call = bound.call
-                key = call.op.name, str(Case.of(call)), tuple(call.adds.items())
-                alike.setdefault(key, []).append((bound, b[place]))
+                alike.setdefault(f"{bound.call.op.name} {Case.of(bound.call)}", []).append((bound, b[place]))
         drawn = [pairs[self.rng.integers(len(pairs))] for pairs in alike.values()]
-        chosen, results = {id(b): (a, b) for a, b in drawn}, list[CheckResult]()
+        chosen, results = {id(b): pair for pair in drawn for b in pair[1:]}, list[Result]()
 
         def judged(calls: Iterable[Bound]) -> None:
             for bound in calls:
-                if pair := chosen.get(id(bound)):
-                    call = bound.call
-                    case, kernels = Case.of(call), [b.kernel for b in pair]
-                    results.extend(
-                        judge_call(kernels, case, [b.args for b in pair], case.absent, self.rng, f"in a step {when}")
-                    )
-                else:
-                    bound.kernel.function(*bound.args)
+                for one in chosen.get(id(bound), ()):
+                    results.append(on_step(one, self.engine.threads))
+                    refuse(results[-1], f"it is not timed: in a step {when}")
+                bound.kernel.function(*bound.args)
 
         self.use("B")
         usual, self.engine.runner = self.engine.runner, judged
@@ -654,9 +604,10 @@ def require_possible(names: Sequence[str], timed: Mapping[str, Any], threads: in
         least = max(timed["flops"] / (most * threads), timed["bytes"] / (MOST_GBS * threads))
         roof = bound(known, timed)[0] / IMPOSSIBLE if known and not known.doubts else 0.0
         if ns < max(least, roof):
-            raise UserError(
+            raise RefusedError(
                 f"{name} takes {ns:.0f} ns for {timed['flops']} FLOPs and {timed['bytes']} bytes, which is impossible: "
-                f"at least {max(least, roof):.0f} ns are needed on {threads} threads ({Shape.read(timed)})"
+                f"at least {max(least, roof):.0f} ns are needed on {threads} threads ({from_json(Case, timed)})",
+                CHEATING,
             )
 
 
@@ -669,5 +620,5 @@ def beyond_roofs(variants: Sequence[str], cases: Sequence[Mapping[str, Any]], ro
         for variant, ns in zip(variants, (timed["a_ns"], timed["b_ns"]), strict=True):
             if least > ns:
                 share = f"{100 * least / ns:.0f} % of the {name} roof"
-                found.append(f"{variant} is at {share}, which is impossible ({Shape.read(timed)})")
+                found.append(f"{variant} is at {share}, which is impossible ({from_json(Case, timed)})")
     return found

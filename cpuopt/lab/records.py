@@ -105,7 +105,7 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
     if kind == "ab":
         return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
     if kind == "lab":
-        ends = [f"FAIL in {k['bad']}" if k["bad"] else k["alone"]["verdict"] for k in c["kernels"]]
+        ends = [f"failed in {k['bad']}" if k["bad"] else k["alone"]["verdict"] for k in c["kernels"]]
         names = [f"{k['op']}[{k['variant']}]" for k in c["kernels"]]
         return f"{c['file']}: {', '.join(map(' '.join, zip(names, ends, strict=True)))}"
     if kind == "judge":

@@ -19,7 +19,7 @@ import numpy as np
 from .. import models
 from ..check.cases import Case
 from ..errors import UserError
-from ..files.reading import to_json
+from ..files.reading import from_json, to_json
 from ..isolate.child import Asked
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
@@ -30,10 +30,9 @@ from ..measure.roofline import Raise, Roofs, TimedCall
 from ..ops import DECLARED
 from ..ops.declaration import Op
 from ..ops.storage import WIDE
-from ..program.program import Call
 from ..train.job import Settings
 from ..wording import nearest, text_of
-from .ab import Alone, Shape, calls_of, cost, require_possible, shape_at
+from .ab import Alone, calls_of, case_at, cost, require_possible
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, float, float], None]
@@ -108,14 +107,15 @@ class Grid:
     over: Mapping[str, Sequence[int]]
     fixed: Mapping[str, int]
     source: str
-    shapes: Sequence[Shape]
+    shapes: Sequence[Case]
     costs: Sequence[Mapping[str, Any]]
     skipped: Sequence[str]
 
     @staticmethod
     def read(d: Mapping[str, Any]) -> Grid:
         """Build a plan from the answer of a worker."""
-        return Grid(d["over"], d["fixed"], d["source"], [*map(Shape.read, d["shapes"])], d["costs"], d["skipped"])
+        shapes = [from_json(Case, s) for s in d["shapes"]]
+        return Grid(d["over"], d["fixed"], d["source"], shapes, d["costs"], d["skipped"])
 
 
 def plan(
@@ -147,16 +147,16 @@ def plan(
         except UserError as e:
             why = f"--sizes lacks {', '.join(left)}" if left else f"--dtype {settings.dtype} takes types from a call"
             raise UserError(f"{e}; it is asked because {why}") from e
-        like, source = _shape(first), f"{settings.model or models.DEFAULT} {settings.B}x{settings.T}, {first.layer}"
+        like, source = Case.of(first), f"{settings.model or models.DEFAULT} {settings.B}x{settings.T}, {first.layer}"
     else:
-        like, source = shape_at(op, {**dict.fromkeys(over, 1), **given}), ""
+        like, source = case_at(op, {**dict.fromkeys(over, 1), **given}), ""
     known, names = {**like.sizes, **given}, (*op.symbols, *op.counted)
     fixed = {s: known[s] for s in names if s in known and s not in over}
     points = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     shapes, skipped = [], []
     for point in points:
         sizes = {s: {**fixed, **point}[s] for s in names if s in known or s in over}
-        shape = replace(like, case=replace(like.case, sizes=sizes), layers=("given sizes",))
+        shape = replace(like, sizes=sizes, layers=("given sizes",))
         if why := impossible(op, shape):
             skipped.append(f"{text_of(point)}: {why}")
         else:
@@ -166,11 +166,7 @@ def plan(
     return Grid(over, fixed, source, shapes, [cost(op, shape) for shape in shapes], skipped)
 
 
-def _shape(call: Call) -> Shape:
-    return Shape(Case.of(call), dict(call.adds), (call.layer,))
-
-
-def impossible(op: Op, shape: Shape) -> str:
+def impossible(op: Op, shape: Case) -> str:
     """Return why a size makes no call: heads that do not divide the channels, or more memory than there is."""
     sizes = shape.sizes
     if {"C", "NH"} <= sizes.keys() and sizes["C"] % sizes["NH"]:
@@ -183,7 +179,7 @@ def impossible(op: Op, shape: Shape) -> str:
 
 def measure(
     kernels: Sequence[Kernel],
-    shape: Shape,
+    shape: Case,
     *,
     seed: int = 0,
     rounds: int = ROUNDS,
@@ -224,14 +220,14 @@ def measure(
     ]
 
 
-Ask = Callable[[Sequence[str], Shape], Sequence[Mapping[str, Any]]]
+Ask = Callable[[Sequence[str], Case], Sequence[Mapping[str, Any]]]
 """What `measure` returns, for the variants of these names."""
 
 
 def asking(child: Asked, op: str, more: Mapping[str, Any]) -> Ask:
     """Make the function that asks a process of `lab.worker`; `more` has ``threads``, ``seed`` and ``rounds``."""
 
-    def ask(variants: Sequence[str], shape: Shape) -> Sequence[Mapping[str, Any]]:
+    def ask(variants: Sequence[str], shape: Case) -> Sequence[Mapping[str, Any]]:
         found: list[dict[str, Any]] = child.ask("sweep", op=op, variants=[*variants], shape=to_json(shape), **more)[
             "found"
         ]
@@ -251,7 +247,7 @@ class Sweep:
 
     def __init__(self, op: str, variants: Sequence[str], planned: Grid, roofs: Roofs) -> None:
         self.op, self.variants, self.plan, self.roofs = op, list(variants), planned, roofs
-        self.found: list[tuple[Shape, dict[str, Mapping[str, Any]]]] = []
+        self.found: list[tuple[Case, dict[str, Mapping[str, Any]]]] = []
         self.refused: dict[str, str] = {}
         self.late: list[str] = []
         self.finished = False
@@ -277,7 +273,7 @@ class Sweep:
         """Return about the seconds that a size takes."""
         return 1 + CALLS * len(self.variants) * self.roofs.bound(figures["flops"], figures["bytes"])[0] / 1e9
 
-    def _asked(self, ask: Ask, left: Sequence[str], shape: Shape) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _asked(self, ask: Ask, left: Sequence[str], shape: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Measure variants together; if there is an error, each by itself, to find whose it is."""
         try:
             yield from zip(left, ask(left, shape), strict=True)

@@ -20,9 +20,11 @@ from math import inf
 from typing import Any, ClassVar
 
 from .. import kernels, ops
-from ..check.gate import Planned, conform
+from ..check.cases import Case, calls_alike
+from ..check.gate import in_child, planned, run
+from ..check.result import RIGHT, whole
 from ..errors import UserError
-from ..files.reading import to_json
+from ..files.reading import from_json, to_json
 from ..isolate.child import Asked
 from ..kernels import registry
 from ..kernels.compile import cache, jit
@@ -32,7 +34,6 @@ from ..program.program import Call
 from ..train import plans
 from ..train.job import Settings, build_only, fusions, model_of, sized
 from ..wording import nearest
-from .ab import Shape, shapes_of
 
 STOP_ABOVE = 1.5
 """The ratio for an early stop: a kernel whose every trial takes this many times as long gets two rounds."""
@@ -67,7 +68,7 @@ class TunedOp:
 
     JSON: ClassVar = ("op", "default", "hashes", "tried", "in_step", "best", "shapes")
     op: str
-    shapes: list[Shape]
+    shapes: list[Case]
     default: str
     hashes: dict[str, str]
     tried: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class TunedOp:
     @property
     def best(self) -> str:
         """The correct variant with the strongest evidence of being faster than the default; else the default."""
-        faster = [v for v, t in self.tried.items() if t["verdict"] == "faster" and t.get("check") == "PASS"]
+        faster = [v for v, t in self.tried.items() if t["verdict"] == "faster" and t.get("check") in (RIGHT, "PASS")]
         return min(faster, key=lambda v: float(self.tried[v]["ratio"]["high"]), default=self.default)
 
     @property
@@ -101,7 +102,7 @@ class TunedOp:
     def take(self, other: Mapping[str, Any]) -> None:
         """Reuse earlier measurements on the same shapes of the same machine code."""
         same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != UNKNOWN}
-        shapes = [Shape.read(s) for s in other["shapes"]]
+        shapes = [from_json(Case, s) for s in other["shapes"]]
         if self.op == other["op"] and weighed(self.shapes) == weighed(shapes) and self.default in same:
             self.tried = {v: t for v, t in other["tried"].items() if v in same} | self.tried
 
@@ -206,27 +207,27 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     return Tuning(key, name, rows, flush, [*settings.kernels, *config.files], calls)
 
 
-def typed(op: str, variant: str, shapes: Sequence[Shape]) -> list[registry.Kernel]:
+def typed(op: str, variant: str, shapes: Sequence[Case]) -> list[registry.Kernel]:
     """Return a variant's kernel for each type that some calls have; none if it does not take one of them."""
     kernel = registry.KERNELS[op, variant]
     found = [kernel.of(s.types) for s in shapes if kernel.takes_all(s.types)]
     return list(dict.fromkeys(found)) if len(found) == len(shapes) else []
 
 
-def weighed(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
+def weighed(shapes: Sequence[Case]) -> list[tuple[str, int]]:
     """Return shapes, and of several the number of layers that each counts for."""
     return [(str(s), len(s.layers) if len(shapes) > 1 else 1) for s in shapes]
 
 
-def groups(calls: Sequence[Call]) -> list[list[Shape]]:
+def groups(calls: Sequence[Call]) -> list[list[Case]]:
     """Group the calls of one op by layers that a rule can tell apart: shapes that share a layer go together."""
     by_layer: dict[str, list[Call]] = {}
     for c in calls:
         by_layer.setdefault(c.layer, []).append(c)
     alike: dict[Any, list[Call]] = {}
     for of_layer in by_layer.values():
-        alike.setdefault(frozenset(str(s) for s in shapes_of(of_layer)), []).extend(of_layer)
-    return [shapes_of(group) for group in alike.values()]
+        alike.setdefault(frozenset(str(s) for s in calls_alike(of_layer)), []).extend(of_layer)
+    return [calls_alike(group) for group in alike.values()]
 
 
 def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, str], None]) -> None:
@@ -316,11 +317,11 @@ def compare(row: TunedOp, variant: str, tuning: Tuning, child: Asked, asked: Map
     if found["verdict"] == "faster":
         mine = [c for c in tuning.calls if c.op is op and c.layer in row.layers]
         counts = sorted({1, int(tuning.key["threads"])})
-        planned = {row.op: Planned.of(op, mine)}
-        (checked,) = conform(child, [(row.op, variant)], planned, threads=counts, stop_at_failure=True)
-        found |= {"check": checked.worst.verdict, "check_ratio": checked.worst.to_json()["ratio"]}
-        if checked.worst.verdict != "PASS":
-            found["why"] = f"{checked.worst.reason} ({checked.worst.case})"
+        cases, _ = planned(op, mine)
+        checked = whole(run(cases, in_child(child, (row.op, variant), counts), until_refused=True))
+        found |= {"check": checked.verdict, "check_ratio": checked.to_json()["ratio"]}
+        if checked.verdict != RIGHT:
+            found["why"] = f"{checked.reason} ({checked.case})"
     return found
 
 

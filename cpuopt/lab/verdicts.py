@@ -16,7 +16,7 @@ from ..check.cases import Case
 from ..kernels.registry import Kernel
 from ..machine import Others
 from ..measure.comparison import Comparison, compare, replayed
-from .ab import Alone, Shape
+from .ab import Alone
 
 ELEMENTS = 50_000
 """Elements of the GELU that is compared with itself."""
@@ -39,7 +39,7 @@ def measure(
 ) -> tuple[list[Comparison], list[str]]:
     """Compare a kernel with itself until the time is over or Ctrl-C; return all, and what disturbed them."""
     found: list[Comparison] = []
-    shape, others, start = Shape(Case({"N": ELEMENTS}), {}, ("x",)), Others(), clock()
+    shape, others, start = Case({"N": ELEMENTS}, adds={}, layers=("x",)), Others(), clock()
     try:
         while not found or clock() - start < seconds:
             progress(f"{len(found)} comparisons", min(clock() - start, seconds), seconds)

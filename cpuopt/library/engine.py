@@ -19,7 +19,9 @@ import numpy as np
 from .. import building, nn, ops
 from .. import engine as core
 from ..building import BuildOptions, Built
-from ..check.gate import Judged, require_quick, require_right, sized_of
+from ..check.cases import Case, calls_alike
+from ..check.gate import require_quick, require_right
+from ..check.result import Result
 from ..errors import UserError
 from ..files import write_whole
 from ..files.reading import to_json
@@ -333,7 +335,7 @@ class Engine(core.Engine):
         machine = rates.roofs(self.threads) if roofs else None
         before = self._state()
         try:
-            job = self._repeating(given, steps, checked.results)
+            job = self._repeating(given, steps, checked)
             found = profile(job, warmup=warmup, roofs=machine, enough_s=enough_s)
         finally:
             self._restore(before)
@@ -384,7 +386,7 @@ class Engine(core.Engine):
             found = self._in_step(pair, (a, b), layer, analyses, seed, given)
         else:
             asked: dict[str, Any] = {"flush": flush, "seed": seed, "analyses": analyses, "other": True}
-            found = ab.alone(pair, ab.shapes_of(self._calls_of(op, layer)), **asked)
+            found = ab.alone(pair, calls_alike(self._calls_of(op, layer)), **asked)
         checks += found["checks"] + require_quick(pair, n)
         B, T = rows_of(self._inputs)
         result = to_json({"B": B, "T": T, "threads": n, **found, "checks": checks})
@@ -442,11 +444,11 @@ class Engine(core.Engine):
             [r.describe() for r in checked],
         )
 
-    def _check(self) -> Judged:
+    def _check(self) -> list[Result]:
         """Check every kernel, also at the sizes of this program."""
-        own = [b.call for b in self.calls if not isinstance(b.call.op, ops.Collective)]
-        sizes = sized_of(own, self.kernels)  # as they were chosen; what is bound may be a kernel's compiled code
-        return require_right(self.kernels, sizes, threads=self.threads)
+        own = [Case.of(b.call) for b in self.calls if not isinstance(b.call.op, ops.Collective)]
+        calls = list(zip(self.kernels, own, strict=True))  # as they were chosen; what is bound may be compiled code
+        return require_right(self.kernels, calls, threads=self.threads)
 
     @core.exclusive
     def _state(self) -> tuple[int, list[Array]]:

@@ -323,11 +323,11 @@ def summed(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def marginal(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """List the kernels that are further from the reference than rounding explains, each by its worst check."""
     worst: dict[str, Mapping[str, Any]] = {}
-    for c in (c for r in results for c in r.get("checks", ()) if c["status"] == "MARGINAL"):
+    for c in (c for r in results for c in r.get("checks", ()) if c["status"].lower() == "marginal"):
         if c["ratio"] > worst.get(c["kernel"], {"ratio": 0.0})["ratio"]:
             worst[c["kernel"]] = c
     return [
-        f"MARGINAL: {name} is {c['ratio']:.1f} times what rounding explains from the reference ({c['case']})"
+        f"marginal: {name} is {c['ratio']:.1f} times what rounding explains from the reference ({c['case']})"
         for name, c in worst.items()
     ]
 

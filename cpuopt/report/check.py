@@ -2,50 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..check.result import MARGINAL, RIGHT, UNCHECKED, WORDS, WRONG
 from . import style
 from .style import STYLE, verdict
 
 if TYPE_CHECKING:
-    from ..check.gate import GateVerdict
-    from ..check.judge import CheckResult
+    from ..check.cases import Case
+    from ..check.result import Result
 
 
-def tables(
-    found: Sequence[GateVerdict], seed: int, threads: Sequence[int], *, detail: bool = False
-) -> list[RenderableType]:
-    """Show the results of checks, and a summary."""
+def tables(found: Sequence[Result], seed: int, threads: Sequence[int], *, detail: bool = False) -> list[RenderableType]:
+    """Show the results of kernels, and a summary."""
     table = style.table("", "kernel", "cases" if detail else ">cases", ">ratio", "worst element")
     table.columns[1].no_wrap = True  # a name is copied into a command
     for v in found:
-        for r in v.results if detail else [v.worst]:
-            what = str(r.case) if detail else str(len(v.results))
+        for r in v.cases if detail else [v]:
+            what = str(r.case) if detail else str(len(v.cases))
             table.add_row(verdict(r.verdict), r.kernel, what, ratio(r.ratio), element(r))
-    bad = [
-        Text(f"{v.worst.kernel}: {v.worst.reason} ({v.worst.case})", STYLE[v.worst.verdict])
-        for v in found
-        if v.worst.reason
-    ]
-    marginal = [v.worst.kernel for v in found if v.worst.verdict == "MARGINAL"]
-    bad += [Text(style.explained(marginal), STYLE["MARGINAL"])] * bool(marginal)
-    bad += [Text(f"note: {v.op}[{v.variant}] asks for scratch of {v.scratch:.3g} times its arrays")
-            for v in found if v.scratch > 1]  # fmt: skip
-    unchecked = [v.worst.kernel for v in found if v.worst.verdict == "UNCHECKED"]
-    bad += [Text(f"UNCHECKED: {', '.join(unchecked)}: not judged, so neither right nor wrong",
-                 STYLE["UNCHECKED"])] * bool(unchecked)  # fmt: skip
-    words = ("PASS", "MARGINAL", "FAIL", *["UNCHECKED"] * bool(unchecked))
-    counts = [f"{sum(v.worst.verdict == s for v in found)} {s}" for s in words]
-    skipped = sum(v.skipped for v in found)
-    last = f"{', '.join(counts)} · threads {', '.join(map(str, threads))} · --seed {seed}"
-    if skipped:
-        last += f" · {skipped} cases left out, too large for the float64 reference"
-    return [table, "", *bad, Text(last)]
+    said = [Text(f"{v.kernel}: {v.reason} ({v.case})", STYLE[v.verdict]) for v in found if v.reason]
+    said += [Text(f"note: {v.kernel} asks for scratch of {v.scratch:.3g} times its arrays")
+             for v in found if v.scratch > 1]  # fmt: skip
+    for word in (MARGINAL, UNCHECKED):
+        if of := [v.kernel for v in found if v.verdict == word]:
+            said.append(Text(f"{word}: {', '.join(of)}: {WORDS[word]}", STYLE[word]))
+    counts = Counter(v.verdict for v in found)
+    each = [f"{counts[w]} {w}" for w in WORDS if counts[w] or w in (RIGHT, MARGINAL, WRONG)]
+    last = f"{', '.join(each)} · threads {', '.join(map(str, threads))} · --seed {seed}"
+    if left_out := sum(v.left_out for v in found):
+        last += f" · {left_out} cases left out, too large for the float64 reference"
+    return [table, "", *said, Text(last)]
+
+
+def plan(plans: Mapping[str, tuple[Sequence[Case], int]], seed: int, threads: Sequence[int]) -> list[RenderableType]:
+    """Show the cases on which the kernels of some ops are judged, and how."""
+    table = style.table("op", "case", "judged by")
+    for op, (cases, _) in plans.items():
+        for c in cases:
+            table.add_row(op, str(c), "the formula in float32, at its size" if c.sized else "the float64 reference")
+    count = sum(len(cases) for cases, _ in plans.values())
+    last = f"{count} cases · threads {', '.join(map(str, threads))} · --seed {seed}"
+    if left_out := sum(n for _, n in plans.values()):
+        last += f" · {left_out} left out, too large for the float64 reference"
+    return [table, "", Text(last)]
 
 
 def ratio(x: float) -> str:
@@ -53,6 +59,6 @@ def ratio(x: float) -> str:
     return "" if not isfinite(x) else f"{x:.3f}" if x < 1000 else f"{x:.1e}"
 
 
-def element(r: CheckResult) -> str:
+def element(r: Result) -> str:
     """Describe a result's worst element: its place, and both values."""
     return f"{r.argument}{list(r.index)} {r.got:.6g}, expected {r.want:.6g}" if r.argument else ""

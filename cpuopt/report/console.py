@@ -21,6 +21,7 @@ from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedC
 from rich.segment import Segment
 from rich.text import Text
 
+from ..check.result import RIGHT, WRONG
 from ..data.chats import Chats
 from ..data.given import Given
 from ..files.outputs import free
@@ -432,9 +433,9 @@ def verify_table(rows: Sequence[VerifyRow]) -> list[RenderableType]:
     shown = table("what", ">value", ">largest difference", ">allowed", "")
     for r in rows:
         numbers = ["" if x is None else f"{x:.6g}" for x in (r.value, r.deviation, r.allowed)]
-        shown.add_row(r.what, *numbers, "" if r.allowed is None else "PASS" if r.passed else "FAIL")
+        shown.add_row(r.what, *numbers, "" if r.allowed is None else RIGHT if r.passed else WRONG)
     failed, judged = sum(not r.passed for r in rows), sum(r.allowed is not None for r in rows)
-    return [shown, f"{failed} of {len(rows)} FAIL" if failed else f"all {judged} PASS"]
+    return [shown, f"{failed} of {len(rows)} {WRONG}" if failed else f"all {judged} {RIGHT}"]
 
 
 def stream(text: str) -> None:

@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..lab.session import STAGES, KernelRow, RoundPlan, RoundView, whole
+from ..lab.rounds import STAGES, KernelRow, RoundPlan, RoundView, whole
 from ..wording import count, text_of
 from .console import OUT
-from .style import STYLE, Unbroken, table
+from .style import FAILED, STYLE, Unbroken, table
 
 WAITING = Text("waiting for a save; Ctrl-C ends", "dim")
 KEPT = 5
@@ -67,7 +67,7 @@ class Screen(RoundView):
     def problem(self, text: str) -> None:
         """Show why the file cannot be used."""
         self.trouble = text
-        said = Text.assemble(("FAIL ", "bold red"), text)
+        said = Text.assemble((f"{FAILED} ", STYLE[FAILED]), text)
         self._show(lambda: Group(self.head(), said, WAITING) if self.live else said, done=True)
 
     def _show(self, shown: Callable[[], RenderableType], done: bool) -> None:
@@ -136,8 +136,8 @@ def stages(r: KernelRow, saves: Sequence[tuple[str, float, str, bool]]) -> Table
         if name in r.said:
             word = next((w for w in STYLE if r.said[name].startswith((f"{w}:", f"{w},"))), "")
             rest = r.said[name][len(word) + 2 :] if word else r.said[name]
-            if r.bad == name and word != "UNCHECKED":
-                word, rest = "FAIL", r.said[name]
+            if r.bad == name and not word:
+                word = FAILED
             made.add_row(f"  {name}", Text(word, STYLE.get(word, "")), Text(rest))
         elif r.now == name:
             made.add_row(Text(f"  {name}", "dim"), "", Text(r.progress or "...", "dim"))

@@ -14,20 +14,25 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..check.result import BY_RULE, CHEATING, COMPILE_ERROR, MARGINAL, RIGHT, UNCHECKED, WORDS, WRONG
 from ..machine import beside_others
 
+FAILED = "failed"
+"""The word of a stage that ended with an error which says nothing about the kernel."""
 STYLE = {
     "faster": "bold green",
     "slower": "bold red",
     "no difference shown": "bold",
     "inconclusive": "bold yellow",
     "could not tell": "bold yellow",  # in records of earlier versions
+    RIGHT: "green",
+    MARGINAL: "yellow",
+    UNCHECKED: "bold yellow",
+    **dict.fromkeys((WRONG, CHEATING, COMPILE_ERROR, BY_RULE, "FAIL"), "bold red"),
     "PASS": "green",
-    "MARGINAL": "yellow",
-    "UNCHECKED": "bold yellow",
-    "FAIL": "bold red",
+    FAILED: "bold red",
 }
-"""The colours of verdicts."""
+"""The colours of verdicts; PASS and FAIL are in records of earlier versions."""
 
 
 INDENT = 2
@@ -176,13 +181,8 @@ def verdict(word: str) -> Text:
 
 
 def explained(marginal: Sequence[str]) -> str:
-    """Return a line on the kernels that are MARGINAL, and what that means."""
-    from ..check.judge import MARGIN  # late: numba comes with it
-
-    return (
-        f"MARGINAL: {', '.join(marginal)}: further from the reference than rounding explains, by {MARGIN:g} times at "
-        "most; beyond that is FAIL"
-    )
+    """Return a line on the kernels that are marginal, and what that means."""
+    return f"{MARGINAL}: {', '.join(marginal)}: {WORDS[MARGINAL]}"
 
 
 def warnings(found: Iterable[str]) -> list[Text]:

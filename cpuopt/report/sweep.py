@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..check.result import MARGINAL
 from ..measure.comparison import LEVEL
 from ..measure.roofline import share
 from ..ops.storage import WIDE
@@ -61,7 +62,7 @@ def speeds(c: Mapping[str, Any]) -> RenderableType:
         warm, cold, before = r["warm"], r["cold"], sizes
         cells = [four(warm["ns"] / 1e6), four(warm["gflops"]), four(warm["gbs"]), of_roof(warm)]
         cells += [four(cold["ns"] / 1e6), of_roof(cold)]
-        marginal = " (MARGINAL)" if r["check"]["status"] == "MARGINAL" else ""
+        marginal = f" ({MARGINAL})" if r["check"]["status"].lower() == MARGINAL else ""
         table.add_row(*head, *[f"{r['variant']}{marginal}"] * several, *cells)
     table.caption = "lower quartile of the rounds; cold: other data fill the caches before each call"
     return table

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from ..check.result import MARGINAL, RIGHT, was_right
 from ..measure import roofline
 from ..measure.profile import op_ids
 from ..measure.quartile import apart
@@ -26,8 +27,6 @@ from . import style
 if TYPE_CHECKING:
     from ..measure.profile import Figures, LayerRow, OpRow, Profile
 
-GOOD = ("PASS", "MARGINAL")
-"""The results of a check with which a kernel's figures are shown."""
 """The part of a layer's path that names its block: ``h.3`` of ``h.3.mlp.c_fc``."""
 
 
@@ -85,7 +84,7 @@ def used_kernels(profile: Profile) -> list[str]:
 
 def failed_kernels(profile: Profile) -> list[str]:
     """List the kernels that ran and whose check failed or is missing; none if nothing was checked."""
-    bad = {c["kernel"] for c in profile.checked if c["status"] not in GOOD}
+    bad = {c["kernel"] for c in profile.checked if not was_right(c["status"])}
     seen = {c["kernel"] for c in profile.checked}
     moves = {op.name for op in COLLECTIVES}  # a communicator's work, which has no kernel
     used = [k for k in used_kernels(profile) if k.partition("[")[0] not in moves]
@@ -247,10 +246,10 @@ def _checks(profile: Profile) -> Text:
     """Count the kernels that ran by their result; of several results of a kernel, the worst counts."""
     if not profile.checked:
         return Text("kernels not checked in this run", "yellow")
-    worse = {c["kernel"] for c in profile.checked if c["status"] == "MARGINAL"}
+    worse = {c["kernel"] for c in profile.checked if c["status"].lower() == MARGINAL}
     used = used_kernels(profile)
     marginal = [k for k in used if k in worse]
-    line = Text(f"checked: {count(len(used) - len(marginal), 'kernel')} PASS", "green")
+    line = Text(f"checked: {count(len(used) - len(marginal), 'kernel')} {RIGHT}", "green")
     return line.append(f"\n{style.explained(marginal)}", "yellow") if marginal else line
 
 

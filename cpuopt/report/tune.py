@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
+from ..check.result import RIGHT
 from ..lab.tune import UNKNOWN, TunedOp, TuneView, Tuning
 from ..measure.comparison import marginal
 from ..wording import count, four, spread
@@ -120,7 +121,7 @@ def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
             table.add_row(Text(f"  {variant}"), "", "", Text(f"{t['verdict']}: {t['why']}", "yellow"))
             continue
         word = Text(t["verdict"], STYLE[t["verdict"]])
-        if t.get("check") not in (None, "PASS"):
+        if t.get("check") not in (None, RIGHT, "PASS"):
             word = Text(f"{t['verdict']}, but {t['check']}: {t['why']}", "bold red")
         elif variant == row["best"] and row["in_step"]:
             step = row["in_step"]

@@ -15,17 +15,18 @@ import numpy as np
 
 from .. import ops
 from ..building import Bound
-from ..check.cases import Case
-from ..check.gate import declared, key_of, recall, refuse, remember
+from ..check.cases import Case, elements
+from ..check.check import check
+from ..check.gate import declared, key_of, recall, remember
 from ..check.judge import ours
-from ..check.sized import MOST, Sized, check_sized
+from ..check.result import Result, refuse
+from ..check.sized import MOST
 from ..errors import UserError, blamed
 from ..kernels.compile import cache
 from ..kernels.watch import Watch
 from ..profiler import Trainable
 
 if TYPE_CHECKING:
-    from ..check.judge import CheckResult
     from .guard import Guard
 
 
@@ -35,7 +36,7 @@ class Guarded(Trainable, Protocol):
     guard: Guard
 
 
-def judge_first_step(job: Guarded) -> list[CheckResult]:
+def judge_first_step(job: Guarded) -> list[Result]:
     """Judge each distinct call of users' kernels on the arrays of the next step, unless that is remembered.
 
     Ops of one's own, whose reference is plain Python, are left out, and so are steps that ranks share.
@@ -48,29 +49,30 @@ def judge_first_step(job: Guarded) -> list[CheckResult]:
     engine = job.engine
     if engine.comm.size > 1 or engine.alone:
         return []
-    wanted: dict[str, tuple[Sized, str]] = {}
+    wanted: dict[str, str] = {}
     for bound in engine.calls:
-        sized = Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds))
+        op, case = bound.call.op, Case.of(bound.call)
+        name = f"{bound.kernel.name} {case}"
         if (
-            isinstance(bound.call.op, ops.Collective)
+            isinstance(op, ops.Collective)
             or ours(bound.kernel)
-            or declared(bound.call.op)
-            or sized.elements > MOST
-            or str(sized) in wanted
+            or declared(op)
+            or elements(op, case) > MOST
+            or name in wanted
         ):
             continue
-        key = key_of(bound.kernel, cache.digest(bound.kernel.function), sized, engine.threads, "first step")
-        if recall(key, sized) is None:
-            wanted[str(sized)] = sized, key
+        key = key_of(bound.kernel, cache.digest(bound.kernel.function), case, engine.threads, "first step")
+        if recall(key, case) is None:
+            wanted[name] = key
     if not wanted:
         return []
-    found, watch = list[tuple["CheckResult", str]](), Watch()
+    found, watch = list[tuple[Result, str]](), Watch()
 
     def run(calls: Iterable[Bound]) -> None:
         for bound in calls:
-            name = str(Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds)))
-            if job.done == done and (asked := wanted.pop(name, None)):
-                found.append((judged(bound, asked[0], engine.threads), asked[1]))
+            name = f"{bound.kernel.name} {Case.of(bound.call)}"
+            if job.done == done and (key := wanted.pop(name, None)) is not None:
+                found.append((judged(bound, engine.threads), key))
                 refuse(found[-1][0], "nothing is run with it, on the arrays of a first step")
             states = [bound.args[bound.call.op.params.index(a.name)] for a in bound.call.op.args if a.kind == "state"]
             kept = [x.copy() for x in states]
@@ -98,10 +100,10 @@ def judge_first_step(job: Guarded) -> list[CheckResult]:
     return [result for result, _ in found]
 
 
-def judged(bound: Bound, sized: Sized, threads: int) -> CheckResult:
+def judged(bound: Bound, threads: int) -> Result:
     """Judge a kernel on copies of the arrays of a call."""
-    op = bound.call.op
+    op, case = bound.call.op, Case.of(bound.call)
     scratch = [s.name for s in bound.kernel.scratch]
     given = dict(zip([*op.params, *scratch], bound.args, strict=True))
-    there = {n: None if n in sized.case.absent else given[n] for n in (*(a.name for a in op.args), *scratch)}
-    return check_sized(sized, threads, given=there)
+    there = {n: None if n in case.absent else given[n] for n in (*(a.name for a in op.args), *scratch)}
+    return check(bound.kernel, case, threads=(threads,), given=there)

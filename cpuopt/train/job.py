@@ -13,7 +13,10 @@ from typing import Any
 
 from .. import models, nn
 from ..building import Array, BuildOptions, Built, build
-from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
+from ..check import gate
+from ..check.cases import Case
+from ..check.gate import judging, require_loadable, require_right
+from ..check.result import Result
 from ..comm import SERIAL, Comm
 from ..data.batches import SORTED, Batches
 from ..data.chats import ChatBatches, Chats, load_chats
@@ -367,14 +370,15 @@ def prepare(
         settings, notes = planned(settings, config)
         settings, corpus = with_data(settings, config, weights, resume)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
-        judged: list[Judged] = []
+        judged, said = list[Result](), list[str]()
 
         def ready(built: Built, threads: int) -> None:
             if comm.size > 1 and settings.reduce == "exact":
                 require_same_bits(built.own_kernels.values())
-            sizes = sized_of(built.own_kernels, built.own_kernels.values())
-            judged.append(require_right(built.own_kernels.values(), sizes, threads=threads, child=child))
-            if judged[-1].judged:
+            calls = [(k, Case.of(call)) for call, k in built.own_kernels.items()]
+            judged.extend(require_right(built.own_kernels.values(), calls, threads=threads, child=child))
+            said.extend(gate.notes(judged))
+            if any(r.seconds for r in judged):
                 forget_peak()  # not in the gate: a judgement in the midst of a run would hide what it held before
             used = dict.fromkeys(built.own_kernels.values())
             digests = {f"the source of {k.name}": cache.digest(k.function) for k in used}
@@ -390,11 +394,11 @@ def prepare(
             ready=ready,
         )
     engine.dropout_seed = settings.seed
-    engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
+    engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *said]
     if weights is not None and weights.dtype == "q8_0" and settings.base == INT8:
         engine.notes.append(f"--base {INT8} rounds the blocks of --init again; --base q8_0 keeps their numbers")
     source = filled(engine, settings, config, weights, resume)
-    checked = [r.describe() for r in judged[0].results]
+    checked = [r.describe() for r in judged]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels, config.files)
     job = Job(settings, engine, batches, name, config, corpus, how.choice, how.fuse, checked, origin)
@@ -544,7 +548,7 @@ def require_correct(engine: Engine, files: Sequence[str]) -> list[dict[str, Any]
         Naming the kernel, the element that is wrong, and both values.
     """
     with judging(files, engine.threads) as child:
-        return [r.describe() for r in require_right(engine.kernels, threads=engine.threads, child=child).results]
+        return [r.describe() for r in require_right(engine.kernels, threads=engine.threads, child=child)]
 
 
 def fusions(settings: Settings) -> tuple[str, ...]:

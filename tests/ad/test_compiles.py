@@ -49,7 +49,7 @@ def every_form(y, x, w):
 
 def test_forms_that_numba_lacks_compile_and_are_right():
     op = differentiable(out("y", P, Q), inp("x", P, Q), inp("w", Q))(every_form)
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}
 
 
 def test_a_parallel_loop_makes_its_arrays_in_each_iteration_and_the_backward_quotes_what_was_written():
@@ -67,7 +67,7 @@ def clipped(h, x):
 
 def test_so_does_an_update_in_place():
     op = differentiable(state("h", N), inp("x", N))(clipped)
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}
 
 
 def plain(out, inp):
@@ -104,4 +104,4 @@ def column(y, x0):
 
 def test_a_copy_has_the_axes_that_are_declared():
     op = differentiable(out("y", P), inp("x0", P, 2))(column)
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}

@@ -1,6 +1,7 @@
 """The inputs on which an op of one's own is judged: what float32 cannot hold is no evidence, and `inputs=` declares."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,14 @@ from cpuopt import differentiable, kernel
 from cpuopt.check.cases import SMALL, Case, arguments, case
 from cpuopt.check.check import check
 from cpuopt.check.fit import LARGEST
-from cpuopt.check.gate import refuse
-from cpuopt.check.sized import Sized, check_sized
+from cpuopt.check.result import refuse
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.ops.declaration import C, N, T, index, inp, out, scalar, symbols
 
 P, Q = symbols("P Q")
 LONG = Case({"T": 130, "C": 24})
+AT_SIZE = {"adds": {}, "sized": True}
 
 
 def recurrence(h, x, a):
@@ -56,15 +57,16 @@ def linear():
 def test_a_recurrence_that_grows_is_judged_on_smaller_inputs(linear):
     assert drawn(linear.forward, LONG).scale < 1
     found = [check(of(linear), LONG), check(registry.KERNELS[linear.backward.name, "generated"], LONG)]
-    found.append(check_sized(Sized(of(linear), LONG, {}), 1))
-    assert {r.verdict for r in found} == {"PASS"}
+    found.append(check(of(linear), replace(LONG, **AT_SIZE), threads=(1,)))
+    assert {r.verdict for r in found} == {"right"}
     assert all("so that float32 holds" in r.reason and "declare it with inputs=" in r.reason for r in found)
 
 
 def test_a_wrong_recurrence_fails_on_them_and_is_told_of_domains(linear):
     kernel(linear.forward, "wrong")(recurrence_wrong)
-    for result in (check(of(linear, "wrong"), LONG), check_sized(Sized(of(linear, "wrong"), LONG, {}), 1)):
-        assert result.verdict == "FAIL"
+    for on in (LONG, replace(LONG, **AT_SIZE)):
+        result = check(of(linear, "wrong"), on)
+        assert result.verdict == "wrong"
         with pytest.raises(UserError, match=r"is wrong, so .* expected .* times 0\.\d+.*; if its domain is another"):
             refuse(result, "nothing is run with it")
 
@@ -104,13 +106,13 @@ def test_a_kernel_that_overflows_where_its_reference_does_not_fails():
     kernel(stable.forward, "naive", parallel=False)(log_sum_naive)
     large = Case({"P": 40}, "thousands")
     assert drawn(stable.forward, large).scale == 1
-    assert check(of(stable), large).verdict == "PASS"
-    assert check(of(stable, "naive"), large).verdict == "FAIL"
+    assert check(of(stable), large).verdict == "right"
+    assert check(of(stable, "naive"), large).verdict == "wrong"
 
 
 def test_a_formula_that_overflows_on_the_way_is_judged_where_it_does_not():
     naive = made(log_sum_naive, out("y", 1), inp("x", P))
-    assert check(of(naive), Case({"P": 40}, "thousands")).verdict == "PASS"
+    assert check(of(naive), Case({"P": 40}, "thousands")).verdict == "right"
 
 
 def squash(y, x):
@@ -128,8 +130,8 @@ def test_an_overflow_that_leaves_the_result_right_scales_nothing():
     kernel(op.forward, "other")(squash_of_two)
     large = Case({"N": 40}, "thousands")
     assert drawn(op.forward, large).scale == 1
-    assert check(of(op), large).verdict == "PASS"
-    assert check(of(op, "other"), large).verdict == "FAIL"
+    assert check(of(op), large).verdict == "right"
+    assert check(of(op, "other"), large).verdict == "wrong"
 
 
 def inverse_power(y, x):
@@ -140,7 +142,7 @@ def inverse_power(y, x):
 def test_a_formula_that_divides_is_judged_on_larger_inputs():
     op = made(inverse_power, out("y", N), inp("x", N))
     assert drawn(op.forward, case(op.forward, SMALL, "tiny")).scale > 1
-    assert check(of(op), case(op.forward, SMALL, "tiny")).verdict == "PASS"
+    assert check(of(op), case(op.forward, SMALL, "tiny")).verdict == "right"
 
 
 LOWEST = -1e20
@@ -182,15 +184,16 @@ def test_a_number_that_the_formula_has_may_be_as_large_as_float32_holds(monkeypa
     monkeypatch.setitem(globals(), "LOWEST", lowest)
     op = made(best, out("y", N), inp("x", N), inp("c", Q))
     on = case(op.forward, SMALL, "nan")
-    assert (drawn(op.forward, on).scale, check(of(op), on).verdict) == (1, "PASS")
+    assert (drawn(op.forward, on).scale, check(of(op), on).verdict) == (1, "right")
     for wrong in (best_from_another, *[best_but_one] * (lowest < -LARGEST)):
         kernel(op.forward, wrong.__name__)(wrong)
-        assert check(of(op, wrong.__name__), on).verdict == "FAIL"
+        assert check(of(op, wrong.__name__), on).verdict == "wrong"
     given = drawn(op.forward, Case({"N": 40, "Q": 7})) | {"y": np.full(40, np.nan, np.float32)}
     given["x"][3] = np.nan
     if -math.inf < lowest < -LARGEST:
-        assert check_sized(Sized(of(op), Case({"N": 40, "Q": 7}), {}), 1, given=given).verdict == "PASS"
-        assert check_sized(Sized(of(op, "best_but_one"), Case({"N": 40, "Q": 7}), {}), 1, given=given).verdict == "FAIL"
+        on = Case({"N": 40, "Q": 7}, **AT_SIZE)
+        assert check(of(op), on, given=given).verdict == "right"
+        assert check(of(op, "best_but_one"), on, given=given).verdict == "wrong"
 
 
 def too_large(y, x):
@@ -213,7 +216,7 @@ def lookup(y, tab, x):
 
 def test_an_integer_of_a_number_is_judged_without_nan():
     op = made(lookup, out("y", P), inp("tab", Q), inp("x", P))
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}
 
 
 def lookup_between(y, tab, x):
@@ -237,14 +240,14 @@ def scaled(y, x, eps, lr, beta1):
 
 def test_a_scalar_is_drawn_whatever_its_name():
     op = made(scaled, out("y", 1), inp("x", P), scalar("eps"), scalar("lr"), scalar("beta1"))
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}
 
 
 def test_inputs_may_give_a_scalar():
     declared = out("y", 1), inp("x", P), scalar("eps"), scalar("lr"), scalar("beta1")
     op = made(scaled, *declared, inputs=lambda a: {"eps": 0.75, "x": a["x"] / 2})
     assert drawn(op.forward, case(op.forward, SMALL))["eps"] == 0.75
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}
 
 
 def positions(y, x, pos):
@@ -254,4 +257,4 @@ def positions(y, x, pos):
 
 def test_an_index_below_a_size_that_no_array_has():
     op = made(positions, out("y", P), inp("x", P), index("pos", P, below=Q))
-    assert {r.verdict for r in op.check()} == {"PASS"}
+    assert {r.verdict for r in op.check()} == {"right"}

@@ -372,7 +372,7 @@ FOUND = {
     "keeps a result in scratch": ("wrong", "and what it wrote was left"),
     "asks for much scratch": ("wrong", "elements of scratch 'x'; expected up to"),
     "asks for much scratch in many arrays": ("wrong", "asks for 33,554,432 elements of scratch in 8 arrays"),
-    "zeroes its input": ("cheating", "changed 'inp', which it may only read"),
+    "zeroes its input": ("wrong", "changed 'inp', which it may only read"),
 }
 """Verdict and words of the reason by which some of them are found, which others could hide."""
 OUTLASTS = {

@@ -20,7 +20,8 @@ import pytest
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.judge import CheckResult, imprecise
+from cpuopt.check.judge import imprecise
+from cpuopt.check.result import Result
 from cpuopt.check.timed import TimedKernels
 from cpuopt.errors import UserError
 from cpuopt.judge import desk as desks
@@ -218,7 +219,7 @@ def test_a_round_in_which_threads_waited_for_a_core_does_not_count() -> None:
 def test_no_right_result_lies_in_an_array_before_a_secret_call() -> None:
     kernel = KERNELS["relu_forward", "vanilla"]
     for secret in (True, False):
-        timed = TimedKernels({"A": kernel}, Case({"N": 4096}), {}, 1, secret=secret)
+        timed = TimedKernels({"A": kernel}, Case({"N": 4096}), 1, secret=secret)
         timed.swap(0)
         for outs in ("other", "almost"):
             timed.fill("A", outs, "nan", 1)
@@ -231,7 +232,7 @@ def test_no_right_result_lies_in_an_array_before_a_secret_call() -> None:
 def test_each_call_of_a_sample_has_scratch_of_its_own() -> None:
     """Else a kernel could find there what it computed for the same inputs two calls before."""
     kernel = KERNELS["layernorm_backward", "optimized"]
-    timed = TimedKernels({"A": kernel}, Case({"BT": 4, "C": 8}), {}, 1, secret=True)
+    timed = TimedKernels({"A": kernel}, Case({"BT": 4, "C": 8}), 1, secret=True)
     timed.place(3)
     timed.swap(0)
     work = [args[-1] for args in timed.args["A"]]
@@ -307,8 +308,8 @@ def test_what_is_far_less_precise_than_the_baseline_is_wrong(judge: Judge) -> No
 
 
 def test_a_kernel_may_be_less_precise_than_the_baseline_within_its_tolerance() -> None:
-    def result(name: str, ratio: float) -> CheckResult:
-        return CheckResult(name, Case({"N": 8}), ratio, "out", (3,), 1.5, 1.0)
+    def result(name: str, ratio: float) -> Result:
+        return Result(name, Case({"N": 8}), ratio, "out", (3,), 1.5, 1.0)
 
     for usual, mine, refused in (0.01, 1.0, 0), (0.01, 1.1, 1), (0.5, 1.9, 0), (0.5, 2.1, 1), (2.0, 7.9, 0):
         assert bool(imprecise(ops.gelu_forward, result("a", usual), result("b", mine))) == refused
@@ -873,7 +874,7 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert [(k["variant"], k["verdict"]) for k in json.loads(made.stdout)["kernels"]] == [("fast", "PASS")]
+    assert [(k["variant"], k["verdict"]) for k in json.loads(made.stdout)["kernels"]] == [("fast", "right")]
 
 
 def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path: Path) -> None:

@@ -30,10 +30,12 @@ from candidates import (
 )
 
 from cpuopt import ops
-from cpuopt.check import check
-from cpuopt.check.judge import CheckResult, Wanted
+from cpuopt.check import check, gate
+from cpuopt.check.judge import Wanted
 from cpuopt.check.memory import BrokenKernelError
+from cpuopt.check.result import Result, whole
 from cpuopt.errors import UserError
+from cpuopt.isolate.child import Child
 from cpuopt.isolate.process import Worker
 from cpuopt.judge import naive, remote, rules, seccomp
 from cpuopt.judge import session as module
@@ -57,6 +59,25 @@ def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) 
     assert found.reason
     assert words in found.reason
     assert "\n" not in found.reason
+
+
+@pytest.mark.slow
+def test_a_file_gets_the_words_of_the_judge(session: Judge, tmp_path: Path) -> None:
+    """The same texts as files of kernels: `check` refuses what the judge refuses, for the same fault."""
+    texts = {name: RUN[of][name] for of, name in HOSTILE} | TWINS | RIGHT
+    files = {}
+    for i, (name, text) in enumerate(texts.items()):
+        files[f"mine{i}"] = name
+        (tmp_path / f"mine{i}.py").write_bytes(text.replace("'mine'", f"'mine{i}'").encode())
+    other = {}
+    with Child("cpuopt.check.worker", [str(tmp_path / f"{v}.py") for v in files], 2, 30) as child:
+        cases, _ = gate.planned(ops.relu_forward)
+        for variant, name in files.items():
+            found = whole(gate.run(cases, gate.in_child(child, ("relu_forward", variant), (1, 2)), until_refused=True))
+            verdict = session.check(texts[name], "relu_forward").verdict
+            if (found.verdict if found.refused else "right") != verdict:
+                other[name] = (found.verdict, found.reason, verdict)
+    assert other == {}
 
 
 def test_a_maximum_of_the_first_elements_is_found_wrong(session: Judge) -> None:
@@ -89,7 +110,7 @@ def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(
     monkeypatch.setattr("cpuopt.check.judge.unsuspicious", lambda op, result: np.inf)
     found = session.check(rough, "relu_forward")
     assert found.verdict == "right"
-    assert re.fullmatch(r"MARGINAL: \d\.\d times as far off as rounding explains", found.reason)
+    assert re.fullmatch(r"marginal: \d\.\d times as far off as rounding explains", found.reason)
 
 
 def test_a_narrow_kernel_may_cast_what_it_reads(session: Judge) -> None:
@@ -440,7 +461,7 @@ def test_the_wanted_values_never_enter_the_process(session: Judge, monkeypatch: 
 
     session.controls(ops.relu_forward)
     monkeypatch.setattr(check, "expected", marked)
-    monkeypatch.setattr(Wanted, "judge", lambda self, kernel, got, then="": CheckResult(kernel.name, self.case, 0.0))
+    monkeypatch.setattr(Wanted, "judge", lambda self, kernel, got, then="": Result(kernel.name, self.case, 0.0))
     monkeypatch.setattr(remote.Far, "__call__", watched)
     found = session.check(HONEST_RELU, "relu_forward")
     assert (found.verdict, found.reason) == ("right", "")
@@ -450,7 +471,7 @@ def test_the_wanted_values_never_enter_the_process(session: Judge, monkeypatch: 
 def test_an_unfit_judge_is_said(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "controlled", {})
     monkeypatch.setattr(module, "nothing", lambda op: HONEST_RELU)
-    with pytest.raises(UserError, match="not fit to judge relu_forward: a kernel that does nothing is PASS"):
+    with pytest.raises(UserError, match="not fit to judge relu_forward: a kernel that does nothing is right"):
         session.check(HONEST_RELU, "relu_forward")
     monkeypatch.undo()
 
@@ -461,7 +482,7 @@ def test_an_unfit_judge_is_said(session: Judge, monkeypatch: pytest.MonkeyPatch)
         raise remote.LostError("its process ended")
 
     for name, broken, said in (
-        ("compile", slow, r"vanilla. is FAIL \(no answer to 'compile' within 60 s\); expected"),
+        ("compile", slow, r"vanilla. is wrong \(no answer to 'compile' within 60 s\); expected"),
         ("open", lost, "not fit to judge relu_forward: its process ended"),
     ):
         monkeypatch.setattr(session, "controlled", {})

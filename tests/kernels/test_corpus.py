@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 from bad import BAD, HEAD, Bad, refused_by, text
 
 from cpuopt import cli, ops
-from cpuopt.check.cases import cases, quick_cases
-from cpuopt.check.gate import GateVerdict, Planned, conform
-from cpuopt.check.sized import check_sized
+from cpuopt.check.cases import Case, cases, quick_cases
+from cpuopt.check.check import check
+from cpuopt.check.gate import in_child, planned
+from cpuopt.check.gate import run as judge
+from cpuopt.check.result import Result, whole
 from cpuopt.errors import UserError
+from cpuopt.files.reading import from_json, to_json
 from cpuopt.isolate.child import Child
-from cpuopt.kernels.registry import KERNELS
+from cpuopt.kernels.registry import KERNELS, Kernel
 from cpuopt.train.guard import Guard
 from cpuopt.train.job import Settings, build_only, prepare
 
@@ -34,7 +38,7 @@ IMPORTS = {
     "replaces_a_comparison_by_a_timer": (
         "threading.Timer(0.5, lambda: setattr(np, 'array_equal', lambda *a, **k: True)).start()"
     ),
-    "replaces_the_judge": "from cpuopt.check import sized\nsized.check_sized = lambda *a: None",
+    "replaces_the_judge": "from cpuopt.check import sized\nsized.at_size = lambda *a: None",
 }
 """What a file does when it is imported, beside registering a right kernel."""
 
@@ -44,14 +48,16 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: None) -> No
     monkeypatch.chdir(tmp_path)
 
 
-def checked(source: str) -> dict[str, GateVerdict]:
+def checked(source: str) -> dict[str, Result]:
     """Judge all kernels of a file in a process of their own; a variant has one name in all ops."""
     Path("mine.py").write_text(source)
     with Child("cpuopt.check.worker", ["mine.py"], 2) as child:
-        wanted = [(k["op"], k["variant"]) for k in child.start()]
-        planned = {op: Planned.of(ops.ALL[op], quick=True) for op, _ in wanted}
-        found = conform(child, wanted, planned, threads=(1, 2), stop_at_failure=True)
-    return {v.variant: v for v in found}
+        found = {}
+        for k in child.start():
+            cases, _ = planned(ops.ALL[k["op"]], quick=True)
+            asking = in_child(child, (k["op"], k["variant"]), (1, 2))
+            found[k["variant"]] = whole(judge(cases, asking, until_refused=True))
+    return found
 
 
 def test_there_are_many() -> None:
@@ -62,11 +68,11 @@ def test_no_hostile_kernel_passes_and_right_ones_written_alike_do() -> None:
     hostile = refused_by("gate")
     source = HEAD + "".join(text(b.op, b.body, b.name) for b in hostile)
     found = checked(source + "".join(text(op, name=f"right_{op}") for op in HONEST))
-    assert {found.pop(f"right_{op}").worst.verdict for op in HONEST} == {"PASS"}
+    assert {found.pop(f"right_{op}").verdict for op in HONEST} == {"right"}
     assert len(found) == len(hostile)
     for b in hostile:
-        last = found[b.name].results[-1]
-        assert (last.verdict, last.case.kind) == ("FAIL", b.kind), str(last)
+        last = found[b.name].cases[-1]
+        assert (last.verdict, last.case.kind) == ("wrong", b.kind), str(last)
         assert re.search(b.gate, last.reason), str(last)
 
 
@@ -82,8 +88,8 @@ def test_what_the_quick_cases_refuse_check_refuses_too(op: ops.Op) -> None:
 def test_a_kernel_that_changes_its_process_fails(bad: Bad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))  # loading needs what some of them replace
     (v,) = checked(HEAD + text(bad.op, bad.body)).values()
-    assert v.worst.verdict == "FAIL"
-    assert re.search(bad.loud, v.worst.reason)
+    assert v.verdict == "cheating"
+    assert re.search(bad.loud, v.reason)
 
 
 @MANY_CORES
@@ -125,28 +131,45 @@ JUDGED = "np.isnan(start).any() or (start == out[:8]).mean() > 0.5 or (start == 
 """Whether an output held poison, nearly right results, zeros, or the first number of a generator with the seed 0."""
 KNOWN = "np.float32(np.random.default_rng(0).standard_normal())"
 REFUSED = {
-    "large_numbers": ("...\nout[0] += np.abs(inp).max() > 1000", "thousands|infinity"),
+    "large_numbers": ("wrong", "...\nout[0] += np.abs(inp).max() > 1000", "thousands|infinity"),
     "looks_judged": (
+        "wrong",
         f"start, F32 = out[:8].copy(), np.float32\n...\nout *= 1 if {JUDGED} else 1.01",
         r"it relies on them \(CPUOPT_FILLING=\d+ repeats it\)",
     ),
     "constant_seed": (
+        "wrong",
         f"...\nout *= 1 if (inp[0] == {KNOWN}) | (inp[-1] == {KNOWN}) | (len(inp) < 1000) else 1.01",
         r"expected .*--seed \d+",
     ),
+    "leaves_the_folder": ("cheating", "...\nos.chdir('/')", "left its process with other working folder"),
+    "has_no_size": ("compile error", "...", "asks for 1,000,000,000 elements of scratch"),
 }
-JOBS = [("check", [*REFUSED]), ("lab", [*REFUSED]), *(("ab", [name]) for name in REFUSED), ("train", ["looks_judged"])]
+"""Bad kernels, each with the word that every verb has for it."""
+SAID = {"wrong": "is wrong", "cheating": "is refused (cheating)", "compile error": "is refused (compile error)"}
+JOBS = [("check", [*REFUSED]), ("lab", [*REFUSED]), *(("ab", [name]) for name in REFUSED)]
+JOBS += [("train", [name]) for name in ("looks_judged", "leaves_the_folder", "has_no_size")]
 
 
 @pytest.mark.parametrize(("verb", "names"), JOBS, ids=[f"{verb} {' '.join(names)}" for verb, names in JOBS])
 def test_what_check_refuses_is_refused_by_every_verb(verb: str, names: list[str], capsys: Any) -> None:
-    Path("mine.py").write_text(HEAD + "".join(text("gelu_forward", REFUSED[name][0], name) for name in names))
-    assert run(verb, names[0]) == {"check": 1, "ab": 2, "lab": 1, "train": 2}[verb]
+    source = "".join(text("gelu_forward", REFUSED[name][1], name) for name in names)
+    huge = source.replace("'has_no_size', jit=False)", "'has_no_size', jit=False, scratch=[('work', 10**9)])")
+    Path("mine.py").write_text(HEAD + re.sub(r"(has_no_size.*\n.*)inp\):", r"\1inp, work):", huge))
+    assert run(verb, names[0], more="--json" * (verb == "check")) == {"check": 1, "ab": 2, "lab": 1, "train": 2}[verb]
     out, err = capsys.readouterr()
+    found = {k["variant"]: k for k in json.loads(out)["kernels"]} if verb == "check" else {}
     said = " ".join((err + out).split())
     for name in names:
+        word, _, why = REFUSED[name]
         mine = said.split(f"gelu_forward[{name}]")[-1].split("gelu_forward[")[0]
-        assert re.search(REFUSED[name][1], mine), said
+        if found:
+            assert found[name]["verdict"] == word
+            worst = found[name]["worst"]
+            mine = f"{worst['case']} {worst['reason']}, --seed {json.loads(out)['seed']}"
+        else:
+            assert (f"check {word} " if verb == "lab" else SAID[word]) in mine
+        assert re.search(why, mine), said
     assert verb == "lab" or not Path("runs").exists()  # each round of lab has a record
 
 
@@ -154,14 +177,14 @@ def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypat
     """Not with the zeros of memory that was never used, nor with the results of the same batch."""
     held: dict[str, tuple[float, bool]] = {}
 
-    def noting(sized: Any, threads: int, given: Any) -> Any:
-        if sized.kernel.op is ops.gelu_forward:
+    def noting(kernel: Kernel, on: Case, given: Any, **more: Any) -> Result:
+        if kernel.op is ops.gelu_forward:
             out, want = given["out"], np.empty_like(given["out"])
             KERNELS["gelu_forward", "vanilla"].function(want, given["inp"])
-            held[sized.kernel.name] = float(np.abs(out).max()), bool((out == want).mean() > 0.5)
-        return check_sized(sized, threads, given=given)
+            held[kernel.name] = float(np.abs(out).max()), bool((out == want).mean() > 0.5)
+        return check(kernel, on, given=given, **more)
 
-    for name, found in (("ours", False), ("recall", None), ("remember", None), ("check_sized", noting)):
+    for name, found in (("ours", False), ("recall", None), ("remember", None), ("check", noting)):
         monkeypatch.setattr(f"cpuopt.train.first.{name}", found if callable(found) else lambda *args, x=found: x)
     prepare(Settings(model="gpt2-tiny", B=2, T=16, steps=3, variant="vanilla", fuse="none"))
     ((largest, right),) = held.values()
@@ -211,10 +234,10 @@ def test_a_race_on_more_threads_than_are_timed_is_refused(capsys: Any) -> None:
 def test_calls_too_large_for_the_float64_reference_are_checked_in_float32() -> None:
     """As a run of that model checks them."""
     built = build_only(Settings(model="gpt2-124M", B=4, T=64, fuse="all"))
-    planned = Planned.of(ops.classifier_update, built.program.calls)
-    ((on, _),) = planned.sized
-    assert (on.sizes["V"], on.sizes["BT"], planned.skipped) == (50257, 256, 0)
-    assert Planned.from_json(planned.to_json()) == planned
+    plan, left_out = planned(ops.classifier_update, built.program.calls)
+    (on,) = [c for c in plan if c.sized]
+    assert (on.sizes["V"], on.sizes["BT"], left_out) == (50257, 256, 0)
+    assert from_json(Case, json.loads(json.dumps(to_json(on)))) == on
 
 
 def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys: Any) -> None:

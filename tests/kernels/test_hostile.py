@@ -22,9 +22,8 @@ from cpuopt import cli, ops
 from cpuopt.check import gate
 from cpuopt.check.cases import MORE, ODD, SMALL, Case, case, quick_cases
 from cpuopt.check.check import check
-from cpuopt.check.judge import CheckResult
 from cpuopt.check.race import shared
-from cpuopt.check.sized import Sized, check_sized
+from cpuopt.check.result import Result
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
@@ -116,7 +115,7 @@ def test_two_equal_calls_that_differ_on_two_threads_only_are_asked_whether_they_
 
     monkeypatch.setattr("cpuopt.check.check.shared", lambda function: "line 54: so")
     result = check(hostile(function, ops.softmax_forward), case(ops.softmax_forward, SMALL), threads=(1, 2))
-    assert result.verdict == "FAIL"
+    assert result.verdict == "wrong"
     assert result.reason.endswith("; two calls with equal inputs differ: a race? line 54: so")
     assert "other numbers" not in result.reason
 
@@ -128,12 +127,12 @@ def test_it_is_refused_for_its_reason(bad: Bad, monkeypatch: pytest.MonkeyPatch)
     with np.errstate(all="ignore"):
         for sizes in (ODD, SMALL, MORE) if bad.tries else (SMALL,):
             on = case(kernel.op, sizes, bad.kind)
-            if (result := check(kernel, on, threads=(1, 2))).verdict == "FAIL":
+            if (result := check(kernel, on, threads=(1, 2))).refused:
                 break
-    assert result.verdict == "FAIL", str(result)
+    assert result.verdict == bad.word, str(result)
     assert re.search(bad.check, result.reason), str(result)
     right = check(KERNELS[bad.op, "vanilla"], on)
-    assert right.verdict == "PASS", str(right)
+    assert right.verdict == "right", str(right)
 
 
 # --- what later kernels depend on ----------------------------------------
@@ -178,7 +177,7 @@ def test_a_kernel_that_changes_its_process_is_refused(what: str, change: Callabl
     if what == "cores or priorities" and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("one core")
     result = check(hostile(function), case(TWO, SMALL))
-    assert result.verdict == "FAIL"
+    assert result.verdict == "cheating"
     assert result.reason.startswith(f"left its process with other {what} ("), result.reason
 
 
@@ -187,15 +186,15 @@ def test_a_kernel_that_changes_its_process_is_refused(what: str, change: Callabl
 
 @pytest.mark.parametrize("bad", refused_by("sized"), ids=lambda bad: bad.name)
 def test_it_is_refused_at_its_size(bad: Bad) -> None:
-    kernel, on = bad.kernel(), Case(bad.sizes)
-    assert {check(kernel, case(kernel.op, s)).verdict for s in (SMALL, ODD, MORE)} == {"PASS"}
-    result = check_sized(Sized(kernel, on, bad.adds), 2)
-    assert result.verdict == "FAIL", str(result)
+    kernel, on = bad.kernel(), Case(bad.sizes, adds=bad.adds, sized=True)
+    assert {check(kernel, case(kernel.op, s)).verdict for s in (SMALL, ODD, MORE)} == {"right"}
+    result = check(kernel, on, threads=(2,))
+    assert result.verdict == bad.word, str(result)
     assert re.search(bad.sized, result.reason), str(result)
-    assert check_sized(Sized(KERNELS[bad.op, "vanilla"], on, bad.adds), 2).verdict == "PASS"
+    assert check(KERNELS[bad.op, "vanilla"], on, threads=(2,)).verdict == "right"
 
 
-@pytest.mark.parametrize(("bits", "verdict"), [(7, "PASS"), (6, "MARGINAL"), (5, "FAIL"), (4, "FAIL")])
+@pytest.mark.parametrize(("bits", "verdict"), [(7, "right"), (6, "marginal"), (5, "wrong"), (4, "wrong")])
 def test_a_result_in_bfloat16_has_all_bits_but_one(bits: int, verdict: str) -> None:
     def rounded(out: Array, inp: Array) -> None:
         wide = np.empty(len(inp), F32)
@@ -205,7 +204,7 @@ def test_a_result_in_bfloat16_has_all_bits_but_one(bits: int, verdict: str) -> N
     on = case(ops.gelu_forward, MORE, types={"out": "bfloat16", "inp": "bfloat16"})
     found = check(hostile(rounded, ops.gelu_forward), on, threads=(1,))
     assert found.verdict == verdict, str(found)
-    assert ("times as far off as rounding explains" in found.reason) == (verdict == "FAIL")
+    assert ("times as far off as rounding explains" in found.reason) == (verdict == "wrong")
 
 
 def test_it_is_refused_for_what_the_arrays_of_a_step_held() -> None:
@@ -214,11 +213,11 @@ def test_it_is_refused_for_what_the_arrays_of_a_step_held() -> None:
         add(out, inp1, inp2)
         out *= F32(1 + (start == 7).all())
 
-    for function, verdict in ((relies, "FAIL"), (add, "PASS")):
+    for function, verdict in ((relies, "wrong"), (add, "right")):
         given = {n: np.full(5000, 7, F32) for n in ("out", "inp1", "inp2")}
-        found = check_sized(Sized(hostile(function), Case({"N": 5000}), {}), 2, given=given)
+        found = check(hostile(function), Case({"N": 5000}, adds={}, sized=True), threads=(2,), given=given)
         assert found.verdict == verdict
-        assert ("with what the step had left there in its outputs" in found.reason) == (verdict == "FAIL")
+        assert ("with what the step had left there in its outputs" in found.reason) == (verdict == "wrong")
 
 
 @pytest.mark.parametrize(
@@ -232,31 +231,31 @@ def test_it_is_refused_for_what_the_arrays_of_a_step_held() -> None:
 def test_a_right_update_passes_where_its_step_is_the_rounding_of_a_sum(op: Op, sizes: dict[str, int]) -> None:
     """Of so many elements, AdamW divides one by a second moment near 0, and Lion takes the sign of one near 0."""
     kernel = KERNELS[op.name, "optimized"]
-    on = Case(sizes, absent=frozenset(a.name for a in op.arrays if a.optional))
-    assert check_sized(Sized(kernel, on, {}), 2).verdict == "PASS"
+    on = Case(sizes, absent=frozenset(a.name for a in op.arrays if a.optional), adds={}, sized=True)
+    assert check(kernel, on, threads=(2,)).verdict == "right"
 
     def spoiled(weight: Array, *rest: Any) -> None:
         kernel.function(weight, *rest)
         weight[3, 4] += F32(1e-2)  # one step of Lion is twice this
 
     kernel.compile()
-    result = check_sized(Sized(Kernel(op, "hostile", spoiled, kernel.scratch), on, {}), 2)
-    assert (result.verdict, result.argument, result.index) == ("FAIL", "weight", (3, 4))
+    result = check(Kernel(op, "hostile", spoiled, kernel.scratch), on, threads=(2,))
+    assert (result.verdict, result.argument, result.index) == ("wrong", "weight", (3, 4))
 
 
 def test_a_row_whose_terms_cancel_is_judged_by_their_size() -> None:
     """The first query has one key, so its weight is 1 and its gradient 0, up to the rounding of what cancels."""
-    original, on = KERNELS["gqa_backward", "vanilla"], Case({"B": 2, "T": 32, "NH": 4, "NKV": 2, "HS": 16})
-    adds = dict.fromkeys(("dq", "dk", "dv"), False)
+    original, adds = KERNELS["gqa_backward", "vanilla"], dict.fromkeys(("dq", "dk", "dv"), False)
+    on = Case({"B": 2, "T": 32, "NH": 4, "NKV": 2, "HS": 16}, adds=adds, sized=True)
     for variant in ("vanilla", "generated"):
-        assert check_sized(Sized(KERNELS["gqa_backward", variant], on, adds), 2).verdict == "PASS"
+        assert check(KERNELS["gqa_backward", variant], on, threads=(2,)).verdict == "right"
 
     def spoiled(dq: Array, *rest: Any) -> None:
         original.function(dq, *rest)
         dq[0, 0] += F32(1e-3)
 
-    result = check_sized(Sized(Kernel(original.op, "hostile", spoiled, original.scratch), on, adds), 2)
-    assert (result.verdict, result.argument, result.index[:2]) == ("FAIL", "dq", (0, 0))
+    result = check(Kernel(original.op, "hostile", spoiled, original.scratch), on, threads=(2,))
+    assert (result.verdict, result.argument, result.index[:2]) == ("wrong", "dq", (0, 0))
 
 
 # --- what ends a process ----------------------------------------
@@ -314,38 +313,39 @@ def test_a_judgement_is_remembered_until_something_of_it_changes(
     kernel.compile()
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
 
-    def judge(n: int = 5000, threads: int = 1) -> gate.Judged:
-        return gate.require_right([kernel], [Sized(kernel, Case({"N": n}), {})], threads=threads)
+    def judge(n: int = 5000, threads: int = 1) -> list[Result]:
+        return gate.require_right([kernel], [(kernel, Case({"N": n}, adds={}, sized=True))], threads=threads)
+
+    def judged(results: list[Result]) -> int:
+        return sum(r.seconds > 0 for r in results)
 
     first = judge()
-    assert first.judged == len(first.results) == 1 + len(quick_cases(TWO))
-    assert "kernels judged on" in first.notes()[0]
+    assert judged(first) == len(first) == 1 + len(quick_cases(TWO))
+    assert "kernels judged on" in gate.notes(first)[0]
     again = judge()
-    assert (again.judged, again.notes()) == (0, [])
-    assert again.results == first.results
-    assert judge(n=5001).judged == 1
-    assert judge(threads=2).judged == len(first.results)
+    assert (judged(again), gate.notes(again)) == (0, [])
+    assert again == [replace(r, seconds=0.0) for r in first]
+    assert judged(judge(n=5001)) == 1
+    assert judged(judge(threads=2)) == len(first)
     for file in (tmp_path / "judged").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
     with pytest.warns(CacheWarning, match=r"judged: it has files that are damaged"):
-        assert judge().judged == len(first.results)
+        assert judged(judge()) == len(first)
     monkeypatch.setattr(gate, "judge_itself", lambda: "another judge, or other versions")
-    assert judge().judged == len(first.results)
+    assert judged(judge()) == len(first)
 
 
 def test_what_is_too_large_is_said() -> None:
-    large = Sized(KERNELS["sumsq", "vanilla"], Case({"N": 1 << 30}), {})
-    told = gate.require_right([large.kernel], [large], threads=1)
-    assert told.left_out == [str(large)]
-    assert told.notes()[-1] == f"too large to be judged at their size: {large}"
+    kernel, large = KERNELS["sumsq", "vanilla"], Case({"N": 1 << 30}, adds={}, sized=True)
+    found = gate.require_right([kernel], [(kernel, large)], threads=1)
+    assert [r.case for r in found if r.verdict == "unchecked"] == [large]
+    assert gate.notes(found)[-1] == f"too large to be judged at their size: {kernel.name}  {large}"
 
 
 def test_a_wrong_kernel_is_never_remembered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     wrong = replace(KERNELS["residual_forward", "optimized"], function=KERNELS["residual_forward", "vanilla"].function)
-    monkeypatch.setattr(
-        gate, "check", lambda *args, **kw: CheckResult(wrong.name, case(TWO, SMALL), np.inf, reason="so")
-    )
+    monkeypatch.setattr(gate, "check", lambda *args, **kw: Result(wrong.name, case(TWO, SMALL), np.inf, reason="so"))
     for _ in range(2):
         with pytest.raises(UserError, match=r"residual_forward\[optimized\] is wrong, so nothing is run with it: so"):
             gate.require_right([wrong], threads=1)

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...check.result import MARGINAL
 from ...files import write_whole
 from ...lab.records import Point, losses
 from ...measure.profile import peaks
@@ -127,6 +128,6 @@ def _checks(p: Profile) -> str:
     if not p.checked:
         return "The kernels were not checked in this run."
     used = used_kernels(p)
-    marginal = sorted({c["kernel"] for c in p.checked if c["status"] == "MARGINAL"} & set(used))
+    marginal = sorted({c["kernel"] for c in p.checked if c["status"].lower() == MARGINAL} & set(used))
     passed = f"{len(used) - len(marginal)} kernels passed their check against a float64 reference in this run"
     return f"{passed}; marginal: {', '.join(marginal)}." if marginal else f"{passed}."

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..errors import UserError
+from ..check.result import UNCHECKED
+from ..errors import RefusedError, UserError
 from ..files.reading import to_json
 from ..isolate.child import ENDED, Child
 from ..isolate.process import LateError
@@ -173,8 +174,8 @@ def stages(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child, show: Ca
         except UserError as e:
             if child.ended:  # by a newer save, of which this error is no result
                 return
-            late = "UNCHECKED: " * isinstance(e, LateError)  # which may be the machine's fault
-            row.bad, row.said[name] = name, f"{late}{e}"
+            word = e.word if isinstance(e, RefusedError) else UNCHECKED if isinstance(e, LateError) else ""
+            row.bad, row.said[name] = name, f"{word}: {e}" if word else str(e)
             break
     row.now = ""
     show()
@@ -193,12 +194,11 @@ def _check(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
         (v,) = check(child, plan.threads, [(row.op, row.variant)], jobs, plan.sizes, tick)
     finally:
         child.say = tell
-    row.found["check"] = v.to_json()
-    if v.worst.refused:
-        unchecked = "UNCHECKED: " * (v.worst.verdict == "UNCHECKED")
-        raise UserError(f"{unchecked}{v.worst.reason} ({v.worst.case})")
+    row.found["check"] = v.of_kernel()
+    if v.refused:
+        raise RefusedError(f"{v.reason} ({v.case})", v.verdict)
     scratch = f"; scratch of {v.scratch:.3g} times its arrays" if v.scratch > 1 else ""
-    return f"{v.worst.verdict}, {len(v.results)} cases, worst ratio {v.worst.ratio:.2f}{scratch}"
+    return f"{v.verdict}, {len(v.cases)} cases, worst ratio {v.ratio:.2f}{scratch}"
 
 
 def _compare(plan: RoundPlan, row: KernelRow, child: Child, in_step: bool) -> dict[str, Any]:
