@@ -310,7 +310,7 @@ def planned(
 ) -> tuple[list[Case], int]:
     """List the cases of an op that a kernel has to pass: the awkward ones, those of a program's calls, and given ones.
 
-    Each call is judged at its size, as before a run, and with all flags by the float64 reference unless it is too large.
+    Each call is judged at its size, as before a run, and with all flags by the float64 reference if it is small enough.
 
     Returns
     -------

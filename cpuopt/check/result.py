@@ -19,8 +19,8 @@ COMPILE_ERROR, BY_RULE, UNCHECKED = "compile error", "refused by rule", "uncheck
 WORDS = {
     RIGHT: "no element is farther off than rounding explains",
     MARGINAL: f"farther off than rounding explains, by no more than {MARGIN:g} times; nothing refuses it",
-    WRONG: "an element is wrong, or it left its arrays, changed an input, ended its process or uses what it must not read",
-    CHEATING: "it changed its process or the judge, told a time that is none, keeps results, or knew when it was judged",
+    WRONG: "an element is wrong, or it left its arrays, changed an input, ended its process or relies on its outputs",
+    CHEATING: "it changed its process or the judge, told a false time, keeps results, or knew when it was judged",
     COMPILE_ERROR: "it does not load or compile, or has no scratch size",
     BY_RULE: "its text breaks a rule of the judge of unknown texts",
     UNCHECKED: "there was no answer in time, so it is neither right nor wrong",
