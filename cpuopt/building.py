@@ -28,7 +28,6 @@ from .ops.storage import TYPES, WIDE
 from .program import arena
 from .program.distribute import distribute
 from .program.fuse import BEFORE, fuse
-from .program.local import add_outer
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
@@ -60,7 +59,6 @@ class BuildOptions:
         the ranks; "fast" to add those of a rank in the kernels, in less memory, and of ranks in the library's order.
     zero : 1 if a rank keeps the optimizer's states of its slice alone, 0 if of all parameters.
     comm : the ranks; this process alone by default.
-    alone : whether each rank trains for itself until all call `Engine.outer_step` (DiLoCo).
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
@@ -83,7 +81,6 @@ class BuildOptions:
     reduce: Reduce = "exact"
     zero: int = 1
     comm: Comm = SERIAL
-    alone: bool = False
     optimizer: OptimizerChoice = ops.USUAL
     freeze: Sequence[str] = ()
     dtype: str = WIDE
@@ -101,18 +98,16 @@ class BuildOptions:
                 raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")
         if self.weights == NARROW != self.dtype:
             raise UserError(f"weights '{NARROW}': products read them so with dtype='{NARROW}' alone; add that")
-        if self.weights == NARROW and self.alone:
-            raise UserError(f"weights '{NARROW}': ranks that train alone meet in float32; leave weights or alone out")
 
     @property
     def several(self) -> bool:
         """Whether the gradients of a step are those of several micro-batches or ranks."""
-        return self.train and (self.micro_batches * self.comm.size > 1 or self.alone)
+        return self.train and self.micro_batches * self.comm.size > 1
 
     @property
     def divided(self) -> bool:
         """Whether gradients lie in buckets, which a pass adds in a fixed tree or divides among ranks."""
-        return self.several and (self.reduce == "exact" or self.comm.size > 1 or self.alone)
+        return self.several and (self.reduce == "exact" or self.comm.size > 1)
 
     def takes(self, call: Call, arg: Arg) -> bool:
         """Return whether the kernel of a call takes an argument in bfloat16."""
@@ -223,10 +218,7 @@ def build(
     if how.base:
         quantize(program, [p for p in alone if not p.trained], how.base)
     if how.divided:
-        together, exact = SERIAL if how.alone else how.comm, how.reduce == "exact"
-        buckets = distribute(program, together, local=how.micro_batches, exact=exact, zero=how.zero)
-        if how.alone:
-            add_outer(program, how.comm, buckets)
+        distribute(program, how.comm, local=how.micro_batches, exact=how.reduce == "exact", zero=how.zero)
     schedule(program, how.micro_batches, how.adding)
     kernels = chosen(program, how)
     notes += filter(None, (doubles.note(k) for k in dict.fromkeys(kernels)))

@@ -35,7 +35,7 @@ from .nn.initial import initialize
 from .ops.declaration import Spec
 from .ops.rounding import draw_of
 from .program import arena
-from .program.optimizer import in_range, numbers
+from .program.optimizer import numbers
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
 from .program.tree import MOST_MICRO_BATCHES
 from .signals import deferred
@@ -133,9 +133,8 @@ class Engine:
         arena.check_fits(sum(prod(p.shape) * how.least_bytes(p) for p in model.parameters()), hint)  # before the work
         built = build(model, inputs, how)
         self.options, self.program, self.notes = built.options, built.program, built.notes
-        self.comm, self.micro_batches, self.alone = self.options.comm, self.options.micro_batches, self.options.alone
+        self.comm, self.micro_batches = self.options.comm, self.options.micro_batches
         self._stale, self._exposed = True, list[weakref.ref[Array]]()
-        self._left = False  # whether the weights may differ from those of other ranks
         self._behind = False  # whether other ranks alone have the float32 of the weights that they updated
         self._busy = Lock()
         self.torn = ""
@@ -175,7 +174,7 @@ class Engine:
     @property
     def divided(self) -> bool:
         """Whether ranks keep different states of optimizers."""
-        return self.comm.size > 1 and (self.options.zero == 1 or self.alone)
+        return self.comm.size > 1 and self.options.zero == 1
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -284,7 +283,7 @@ class Engine:
     def run(self, *phases: Phase) -> None:
         """Run the calls of some phases, on this engine's threads."""
         with ExitStack() as updating:
-            if {*phases} & {"update", "outer", *([] if self.two_pass else ["backward"])}:
+            if {*phases} & {"update", *([] if self.two_pass else ["backward"])}:
                 updating.enter_context(self._whole("run"))
             self._run(*phases)
         if "update" in phases:
@@ -373,7 +372,7 @@ class Engine:
         """Train on one batch: forward, backward, update.
 
         The loss of a step is the mean over all targets that count, of all micro-batches and ranks. Without any, nothing
-        changes. If ranks train alone, the norm is a mean over them, so that all of them `accept` the same.
+        changes.
 
         Parameters
         ----------
@@ -390,18 +389,13 @@ class Engine:
             For a number that no optimizer has, a wrong input, or an engine that was built for other steps.
         """
         batches = self._batches(given, more, lr=lr, vector_decay=vector_decay, clip=clip, accept=accept)
-        counts = self._of_this_rank(map(self._counted, batches))
-        together = counts if self.alone else self._combined(counts)[0]
-        if self.alone and not self._left:
-            self._run("start")
-            self._left = True
+        (counts,) = self._combined(self._of_this_rank(map(self._counted, batches)))
         with ExitStack() as updating:
-            losses, square = self._gradients(batches, together, updating)
-            squares, held = np.zeros((2, self.comm.size))
-            squares[self.comm.rank], held[self.comm.rank] = square, self._held()
-            losses, squares, counts, held = self._combined(losses, squares, counts, held)
-            norm = sqrt(fsum(squares) / self.comm.size) if self.alone else sqrt(square)
-            done = Step(mean_of(losses, counts), norm, int(counts.sum()))
+            losses, square = self._gradients(batches, counts, updating)
+            held = np.zeros(self.comm.size)
+            held[self.comm.rank] = self._held()
+            losses, held = self._combined(losses, held)
+            done = Step(mean_of(losses, counts), sqrt(square), int(counts.sum()))
             if not done.counted or (accept and not accept(done)):
                 return done
             if accept:
@@ -411,10 +405,9 @@ class Engine:
             for optimizer in self.optimizers:
                 scale = min(1.0, clip / (sqrt(square) + 1e-6)) if clip else 1.0
                 self._loaded.set(Scalar("grad_scale", optimizer.name), scale)
-            if together.any():
-                self._run("update")
-                if held.any():
-                    self._run("collect")
+            self._run("update")
+            if held.any():
+                self._run("collect")
         return done
 
     def _batches(
@@ -499,28 +492,6 @@ class Engine:
         total = np.empty(sum(x.size for x in mine))
         self.comm.combine(total, np.concatenate(mine))
         return np.split(total, np.cumsum([x.size for x in mine])[:-1])
-
-    @exclusive
-    def outer_step(self, *, lr: float = 0.7, momentum: float = ops.OUTER.defaults["momentum"]) -> None:
-        """Move all ranks, which have trained alone since the last time, to the same weights.
-
-        The mean over ranks of how far each has come, the start less its weights, is the gradient of a step with
-        Nesterov momentum from the start.
-
-        Raises
-        ------
-        UserError
-            For an engine that was not built for it.
-        """
-        if not self.alone:
-            raise UserError("outer_step: the ranks of this engine take every step together; build it with alone=True")
-        exact = {"lr": in_range(ops.Number("lr", 0.7), lr), "momentum": in_range(ops.OUTER.numbers[0], momentum)}
-        if self._left:
-            with self._whole("outer_step"):
-                for name, number in {**exact, "grad_scale": 1 / self.comm.size}.items():
-                    self._loaded.set(Scalar(name, ops.OUTER.name), number)
-                self._run("outer")
-                self._left = False
 
     @cached_property
     def two_pass(self) -> bool:

@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 MEMBERS: dict[str, tuple[str, ...]] = {
     "cpuopt.Engine": (
         *("step", "forward", "profile", "ab", "generate", "parameters", "gradients", "states", "array", "loss"),
-        *("save_weights", "load_weights", "outer_step", "predicted_peak_bytes"),
+        *("save_weights", "load_weights", "predicted_peak_bytes"),
     ),
     "cpuopt.ProfileReport": ("write_html",),
     "cpuopt.ComparisonReport": ("verdict", "ratio"),

@@ -192,6 +192,38 @@ def test_what_is_no_checkpoint_is_ignored_and_leftovers_are_removed(two):
     assert checkpoint.newest(two).state["step"] == 20
 
 
+def test_a_run_of_an_earlier_version_goes_on_unless_it_has_local_steps(two):
+    path = two / "checkpoints" / "step-00000010"
+    earlier = {"local_steps": 0, "outer_lr": 0.7, "outer_momentum": 0.9}
+
+    def rewrite(**settings):
+        state = json.loads((path / "state.json").read_text())
+        state["settings"] |= settings
+        (path / "state.json").write_text(json.dumps(state))
+        manifest = json.loads((path / "manifest.json").read_text())
+        for name in [p.name for p in path.iterdir() if p.name != "manifest.json"]:
+            size, crc32 = checkpoint._checksum(path / name)
+            manifest["files"][name] = {"size": size, "crc32": crc32}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    rewrite(**earlier)
+    assert job.resumed(checkpoint.newest(two), {"steps": 12}).steps == 12
+    for n in (1, 2):  # as two ranks wrote them
+        for state in ("adam_m", "adam_v", "outer_velocity"):
+            shutil.copy(path / "adam_m.safetensors", path / f"{state}-{n}-of-2.safetensors")
+    manifest = json.loads((path / "manifest.json").read_text())
+    for state in ("adam_m", "adam_v"):
+        (path / f"{state}.safetensors").unlink()
+        del manifest["files"][f"{state}.safetensors"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    rewrite(**earlier | {"local_steps": 2})
+    found = checkpoint.newest(two)
+    assert found.path == path
+    with pytest.raises(UserError, match=r"the run has local steps, with which this version cannot go on; .*--init '"):
+        job.resumed(found, {})
+    assert checkpoint.open_weights(two).config == found.config
+
+
 def test_where_none_is_whole_each_fault_is_named(two):
     for path in (two / "checkpoints").iterdir():
         (path / "params.safetensors").write_bytes(b"")

@@ -84,24 +84,6 @@ def test_a_step_without_a_target_that_counts_changes_nothing(how):
     assert engine.step(more=micro, lr=0.1, **batch(5, 0)).counted == 5
 
 
-def test_a_rank_that_trains_alone_without_a_target_stays_where_it_is():
-    def work(comm):
-        engine = engine_of(alone=True, comm=comm)
-        engine.step(lr=0.1, **batch(5, comm.rank))
-        before = state(engine)
-        done = engine.step(lr=0.1, **batch(*((0, 0) if comm.rank else (72, 128))))
-        after = state(engine)
-        engine.outer_step()
-        same = all(np.array_equal(x, y) for x, y in zip(before[:-1], after[:-1], strict=True))
-        return done, same, engine.step_number
-
-    (done, moved, _), (other, same, number) = Team(2).run(work)
-    assert done == other
-    assert np.isfinite(done.loss)
-    assert done.counted == 200
-    assert (moved, same, number) == (False, True, 2)
-
-
 def test_losses_of_equally_many_targets_have_the_bits_of_a_plain_mean():
     losses = np.random.default_rng(0).uniform(1, 9, 7).tolist()
     for n in (1, 3, 256):

@@ -60,7 +60,6 @@ def test_weights_in_bf16_are_an_option_wherever_a_run_can_have_them():
     assert offered(dtype="bf16") == ["--weights bf16", "--weights bf16 --moments bf16"]
     assert offered(dtype="bf16", moments="bf16") == ["--weights bf16"]
     assert offered(dtype="bf16", moments="bf16", weights="bf16") == offered(lora="r=8") == []
-    assert offered(local_steps=2) == []
 
 
 def test_measured_steps_replace_the_roofs_and_validations_count(tmp_path):

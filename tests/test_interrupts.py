@@ -58,10 +58,7 @@ def engine_of(fuse, kind=Engine, **how):
 
 
 def take(engine, number):
-    """One step, and for an engine that trains alone the meeting after it."""
     engine.step(**batch(number), lr=1e-2)
-    if engine.alone:
-        engine.outer_step()
 
 
 def bits(engine):
@@ -69,13 +66,13 @@ def bits(engine):
     return engine.step_number, *(x.tobytes() for x in arrays)
 
 
-MODES = {"two passes": (TWO_PASS, {}), "fused": (tuple(FUSIONS), {}), "local": (TWO_PASS, {"alone": True})}
+MODES = {"two passes": TWO_PASS, "fused": tuple(FUSIONS)}
 
 
 @cache
 def undisturbed(mode):
     """Return the states of an engine after 0, 1, ... steps."""
-    engine = engine_of(MODES[mode][0], **MODES[mode][1])
+    engine = engine_of(MODES[mode])
     states = [bits(engine)]
     for number in range(STEPS):
         take(engine, number)
@@ -86,8 +83,7 @@ def undisturbed(mode):
 @pytest.fixture(params=MODES)
 def made(request):
     """A function that builds an engine, and the states of an undisturbed one."""
-    fuse, how = MODES[request.param]
-    return lambda: engine_of(fuse, **how), undisturbed(request.param)
+    return lambda: engine_of(MODES[request.param]), undisturbed(request.param)
 
 
 def interrupting(engine, after, times=1):
@@ -118,8 +114,6 @@ def test_a_ctrl_c_at_any_call_leaves_the_weights_of_a_whole_step(made, times):
             take(engine, 0)
         engine.runner = run_calls
         cuts += 1
-        if engine._left:  # between the step and the meeting
-            engine.outer_step()
         found = bits(engine)
         assert found in states[:2], after
         for number in range(found[0], STEPS):
@@ -144,8 +138,6 @@ def test_a_storm_of_ctrl_c_leaves_the_weights_of_whole_steps(made):
         sender.start()
         while engine.step_number < STEPS and time.monotonic() < deadline:
             try:
-                if engine._left:
-                    engine.outer_step()
                 engine.step(**batch(engine.step_number), lr=1e-2)
             except KeyboardInterrupt:
                 hit += 1
@@ -157,8 +149,6 @@ def test_a_storm_of_ctrl_c_leaves_the_weights_of_whole_steps(made):
                 ended.set()
                 sender.join()
                 break
-    if engine._left:
-        engine.outer_step()
     assert hit
     assert bits(engine) == states[engine.step_number]
     assert signal.getsignal(signal.SIGINT) is usual

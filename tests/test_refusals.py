@@ -104,6 +104,7 @@ train JOB --config a.toml | a.toml: lrr = 0.1 | unknown 'lrr'; did you mean 'lr'
 train JOB --config a.json | a.json: {"lr": 1, "lr": 2} | 'lr' comes twice
 train JOB --config a.json | a.json: {"lr": {"a": 1}} | lr is {'a': 1}; expected a number
 train JOB --config a.json | a.json: [] | it is a list
+train JOB --config a.toml | a.toml: local-steps = 2 | local_steps 2: this version has none; leave it out
 train JOB --config a.toml | a.toml: weight_decai = 1 | unknown 'weight_decai'; did you mean 'weight_decay'?
 train JOB --config a.toml | a.toml: steps = '40' | steps is '40'; expected a whole number
 train JOB --config a.toml | a.toml: steps = true | steps is True; expected a whole number
@@ -124,7 +125,6 @@ train JOB --config a.json | a.json: { | --config
 train JOB --config <nowhere.toml .> | | --config
 train JOB --dtype bf61 | | --dtype 'bf61': expected one of float32, bf16; did you mean 'bf16'?
 train JOB --weights bf16 | | --weights bf16: products read them so with --dtype bf16 alone
-train JOB --weights bf16 --dtype bf16 --local-steps 2 | | ranks meet in float32
 train JOB --weights int8 | | --weights 'int8': expected one of float32, bf16
 train JOB --model llama-tiny --base int8 | | --base int8: all weights are trained; add --lora r=8, or --freeze
 train JOB --model llama-tiny --base bf16 --lora r=2 | | --base bf16: products read it with --dtype bf16 alone

@@ -27,10 +27,10 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         *("--pass",),
         dest="phase",
-        choices=["forward", "evaluate", "backward", "reduce", "update", "outer", "all"],
+        choices=["forward", "evaluate", "backward", "reduce", "update", "all"],
         default="all",
         help="Print this part of the step: forward computes the loss, evaluate what only an evaluation needs, backward "
-        "the gradients, reduce their sum over ranks, update the weights, outer the weights after local steps. "
+        "the gradients, reduce their sum over ranks, update the weights. "
         "Default: %(default)s.",
     )
     shared(p, "--json")
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     for note in built.notes:
         console.note(note)
     program, chosen, plan = built.program, built.kernels, built.plan()
-    phases = {"all": (), "update": ("norm", "update"), "outer": ("start", "outer")}.get(args.phase, (args.phase,))
+    phases = {"all": (), "update": ("norm", "update")}.get(args.phase, (args.phase,))
     calls = [
         {
             "phase": c.shown_phase,

@@ -74,9 +74,6 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         asked = settings.Settings(**given) if resume is None else resumed(resume, given)
         asked, default = (asked, list[str]()) if resume else ranks.shared(asked, comm.size)
         asked.check()
-        asked.check_steps()
-        if asked.local_steps and args.elastic:
-            raise UserError("--elastic: with --local-steps a run depends on the number of ranks; leave one of them out")
         if not comm.rank:
             common.check_targets(args, asked)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})

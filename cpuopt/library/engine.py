@@ -199,7 +199,7 @@ class Engine(core.Engine):
         if not isinstance(micro_batches, int | np.integer) or micro_batches < 1:
             raise UserError(f"micro_batches {micro_batches!r}: expected 1 or more")
         self.choice, self.model = chosen(variant, swap), model
-        together = more.get("alone", False) or micro_batches * getattr(more.get("comm"), "size", 1) > 1
+        together = micro_batches * getattr(more.get("comm"), "size", 1) > 1
         names = rewrites(fuse, self.choice, gradients or together)
         if gradients and "update" in names:
             raise UserError("gradients=True: fuse has 'update', which keeps none; leave 'update' or fuse= out")

@@ -2,8 +2,8 @@
 
 There is one statistic, the lower quartile over the steps (`measure.quartile`): of the time of each call, and of what
 is left of a step between calls. The time of a step is their sum, so the rows add up to it. Other processes that
-disturb most steps, each at another call, then move no row. Steps of another kind, such as those in which ranks meet
-after local steps, have quartiles of their own, and count by their number. All raw values are kept.
+disturb most steps, each at another call, then move no row. Steps with other calls have quartiles of their own, and
+count by their number. All raw values are kept.
 """
 
 from __future__ import annotations

@@ -12,12 +12,8 @@ from pkgutil import iter_modules
 from ..wording import nearest
 from .collective import BLOCK, COLLECTIVES, Collective
 from .declaration import Op
-from .nesterov import nesterov
 from .optimizer import USUAL, Number, Optimizer
 from .update import updated
-
-OUTER = nesterov
-"""The optimizer of the step that ranks take together after they have trained alone; no other op fuses it."""
 
 
 def _declared() -> list[Op]:
@@ -36,7 +32,7 @@ def _place(op: Op) -> str:
 
 
 _ops = sorted(_declared(), key=_place)
-OPTIMIZERS = {op.name: op for op in _ops if isinstance(op, Optimizer) and op is not OUTER}
+OPTIMIZERS = {op.name: op for op in _ops if isinstance(op, Optimizer)}
 """The optimizers by name."""
 _ops += [updated(op, optimizer) for op in _ops if op.updates for optimizer in OPTIMIZERS.values()]
 ALL: dict[str, Op] = {op.name: op for op in sorted(_ops, key=_place)}

@@ -1,10 +1,9 @@
 """What ranks do together: they exchange arrays, add them in a fixed order, and measure a gradient by blocks.
 
-Four are ops like all others, which kernels compute::
+Three are ops like all others, which kernels compute::
 
     total = total + part                   accumulate
     out   = inp                            copy
-    out   = inp1 - inp2                    subtract
     out_r = sum_c inp_rc^2                 sumsq_blocks
 
 The sum of two float32 is the same in either order, so ``accumulate`` fixes the bits of a sum by its tree alone.
@@ -17,7 +16,7 @@ The others move data and compute nothing, or leave a sum to a library; a communi
     combine     sums an array over all ranks, of which one at most has a number other than 0 at a place
     barrier     waits until all ranks are done with an array
 
-Source: ``torch.Tensor.add_``, ``torch.sub``, ``torch.nn.utils.clip_grad_norm_``; Message Passing Interface 4.1,
+Source: ``torch.Tensor.add_``, ``torch.nn.utils.clip_grad_norm_``; Message Passing Interface 4.1,
 chapters 3 and 6.
 """
 
@@ -37,10 +36,6 @@ def reference_accumulate(total, part):
 
 def reference_copy(inp):
     return {"out": inp}
-
-
-def reference_subtract(inp1, inp2):
-    return {"out": inp1 - inp2}
 
 
 def reference_sumsq_blocks(inp):
@@ -65,17 +60,6 @@ copy = Op(
     flops=NOTHING,
     reference=reference_copy,
     source="torch.Tensor.copy_",
-)
-
-subtract = Op(
-    "subtract",
-    out("out", N),
-    inp("inp1", N),
-    inp("inp2", N),
-    label="Subtract",
-    flops=1 * N,
-    reference=reference_subtract,
-    source="torch.sub",
 )
 
 sumsq_blocks = Op(

@@ -102,10 +102,8 @@ def buckets_of(program: Program, ranks: int) -> list[Bucket]:
     return found
 
 
-def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, zero: int = 1) -> list[Bucket]:
+def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, zero: int = 1) -> None:
     """Change a training program, whose gradients are all known before the first update, into that of one rank.
-
-    It returns the buckets.
 
     Parameters
     ----------
@@ -114,22 +112,18 @@ def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, 
         those of ranks.
     zero : 1 to keep the optimizer's states of the own slice, 0 to keep all.
     """
-    buckets = buckets_of(program, comm.size)
-    Distribution(program, comm, buckets, local, exact, zero).run()
-    return buckets
+    Distribution(program, comm, local, exact, zero).run()
 
 
 class Distribution:
     """The pass on a program."""
 
-    def __init__(
-        self, program: Program, comm: Comm, buckets: list[Bucket], local: int = 1, exact: bool = True, zero: int = 1
-    ) -> None:
+    def __init__(self, program: Program, comm: Comm, local: int, exact: bool, zero: int) -> None:
         self.program, self.rank, self.size, self.shared = program, comm.rank, comm.size, comm.shared
         self.peers = [r for r in range(comm.size) if r != comm.rank]
         self.exact, self.owns_all = exact, not zero or comm.size == 1
         self.leaves = leaves(local) if exact else []
-        self.buckets = buckets
+        self.buckets = buckets_of(program, comm.size)
         self.templates: dict[Bucket, Call] = {}
         """A call of each bucket that adds two of its buffers, which serves for others too."""
 
@@ -182,14 +176,14 @@ class Distribution:
                 continue
             calls.append(call)
             for bucket in (b for b in self.buckets if b.after is call):
-                begun, ended = self.reduce(bucket, "reduce")
+                begun, ended = self.reduce(bucket)
                 calls += begun
                 tail += ended
         if not self.exact or not self.owns_all or self.size == 1:
             gathered: list[Call] = []
         else:
             gathered = self.gather({b: b.gradients for b in self.buckets}, "reduce")
-        updates = self.update([c for c in program.calls if c.phase == "update"], "update")
+        updates = self.update([c for c in program.calls if c.phase == "update"])
         program.calls = [*calls, *tail, *gathered, *self.norm(), *updates, *self.collect()]
         self.schedule()
         program.verify()
@@ -212,28 +206,28 @@ class Distribution:
             ]
             self.program.backwards.append([*(Placed(c, instead=targets) for c in backward), *sums])
 
-    def reduce(self, b: Bucket, phase: Phase) -> tuple[list[Call], list[Call]]:
+    def reduce(self, b: Bucket) -> tuple[list[Call], list[Call]]:
         """Return the calls that begin the sum of a bucket, where its last gradient is there, and those that end it."""
         if not self.exact:
             if self.size == 1:
                 return [], []
-            begin = self.call(collective.all_reduce, b, phase, x=b.gradients)
-            return [begin], [self.call(collective.complete, b, phase, theirs=b.gradients)]
+            begin = self.call(collective.all_reduce, b, "reduce", x=b.gradients)
+            return [begin], [self.call(collective.complete, b, "reduce", theirs=b.gradients)]
         begun, ended = list[Call](), list[Call]()
         for to, by in self.leaves[-1].sums:
-            begun.append(self.call(ops.accumulate, b, phase, total=b.buffer(to), part=b.buffer(by)))
+            begun.append(self.call(ops.accumulate, b, "reduce", total=b.buffer(to), part=b.buffer(by)))
             self.templates[b] = begun[0]
         own = b.of(self.rank)
         pieces = {self.rank: self.view(b.gradients, own, "own")}
         for peer in self.peers:
             theirs = self.received(b.gradients, own, peer) if self.shared else self.space(b, own)
             mine = self.view(b.gradients, b.of(peer), f"for {peer}")
-            begun.append(self.call(collective.exchange, b, phase, theirs=theirs, mine=mine, peer=peer))
-            ended.append(self.call(collective.complete, b, phase, theirs=theirs))
+            begun.append(self.call(collective.exchange, b, "reduce", theirs=theirs, mine=mine, peer=peer))
+            ended.append(self.call(collective.complete, b, "reduce", theirs=theirs))
             pieces[peer] = theirs
         if own[0] < own[1]:
             pairs = across(self.size, self.rank)
-            ended += [self.call(ops.accumulate, b, phase, total=pieces[to], part=pieces[by]) for to, by in pairs]
+            ended += [self.call(ops.accumulate, b, "reduce", total=pieces[to], part=pieces[by]) for to, by in pairs]
         return begun, ended
 
     def received(self, host: Value, span: tuple[int, int], peer: int, dtype: str | None = None) -> Value:
@@ -289,7 +283,7 @@ class Distribution:
             calls.append(Call(collective.combine, "norm", {"total": total, "mine": own}, "norm"))
         return calls
 
-    def update(self, updates: Sequence[Call], phase: Phase) -> list[Call]:
+    def update(self, updates: Sequence[Call]) -> list[Call]:
         """Apply the optimizer to the own slices, and collect the others' parameters."""
         calls: list[Call] = []
         where = {b.weights: b for b in self.buckets}
@@ -306,28 +300,29 @@ class Distribution:
             else:
                 calls.append(self.update_part(call, b, (lo, hi), f"{lo - start}:{hi - start}"))
                 self.program.owned[p] = lo - start, hi - start
-        return [*calls, *self.spread(phase), *self.meet(phase)]
+        return [*calls, *self.spread(), *self.meet("update")]
 
-    def spread(self, phase: Phase) -> list[Call]:
+    def spread(self) -> list[Call]:
         """Collect what other ranks have updated, and write the copies of weights.
 
-        After an update, of weights whose copies alone are read, the copies are collected. After an outer step, a rank
-        goes on with weights of its own.
+        Of weights whose copies alone are read, the copies are collected.
         """
-        halved = phase == "update" and not self.owns_all
         narrow = [b for b in self.buckets if b.narrow]
         copies: list[Call] = []
         for b in narrow:
-            span = b.of(self.rank) if halved else (0, b.size)
+            span = (0, b.size) if self.owns_all else b.of(self.rank)
             both = {"out": self.view(b.halves, span, "own"), "inp": self.view(b.weights, span, "own")}
-            copies += [self.call(ops.copy, b, phase, **both)] if span[0] < span[1] else []
-        hosts = {b: b.halves if halved and b.narrow else b.weights for b in self.buckets}
-        gathered = [] if self.owns_all else self.gather(hosts, phase)
-        wide = [(p, copy) for b in self.buckets if not b.narrow for p, copy in b.copies.items()]
-        rest = [Call(ops.copy, p.name, {"out": copy, "inp": p}, phase) for p, copy in wide]
-        if halved:
-            self.program.copied = {p: copy for b in narrow for p, copy in b.copies.items()}
-        return [*copies, *gathered, *rest] if halved else [*gathered, *copies, *rest]
+            copies += [self.call(ops.copy, b, "update", **both)] if span[0] < span[1] else []
+        rest = [
+            Call(ops.copy, p.name, {"out": copy, "inp": p}, "update")
+            for b in self.buckets
+            if not b.narrow
+            for p, copy in b.copies.items()
+        ]
+        if self.owns_all:
+            return [*copies, *rest]
+        self.program.copied = {p: copy for b in narrow for p, copy in b.copies.items()}
+        return [*copies, *self.gather({b: b.halves if b.narrow else b.weights for b in self.buckets}, "update"), *rest]
 
     def collect(self) -> list[Call]:
         """Bring the weights up to date whose copies alone were collected."""

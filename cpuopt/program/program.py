@@ -16,13 +16,13 @@ from ..ops.storage import TYPES, WIDE
 from .arithmetic import OPEN, ValueArithmetic
 
 Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
-Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "collect", "start", "outer"]
+Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "collect"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
 backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
-micro-batches and ranks, lie between those of the last backward of a step. ``start`` and ``outer`` come before and after
-the steps that a rank trains alone. ``convert`` writes the copies of weights in a narrower type, if they are out of
-date. ``collect`` brings a rank's weights up to date, if the other ranks sent it their copies alone."""
+micro-batches and ranks, lie between those of the last backward of a step. ``convert`` writes the copies of weights in a
+narrower type, if they are out of date. ``collect`` brings a rank's weights up to date, if the other ranks sent it their
+copies alone."""
 RECOMPUTE = "recompute"
 """What is shown in place of ``backward`` for a call that repeats one of the forward."""
 PARTS: dict[str, str] = dict.fromkeys(PHASES[:3], "forward") | dict.fromkeys((RECOMPUTE, "backward"), "backward")

@@ -4,8 +4,7 @@
 (``adam_m.safetensors`` and ``adam_v.safetensors`` for AdamW), ``state.json`` and, written last, ``manifest.json`` with
 the size and the CRC-32 of each. Where every rank keeps a part of the states, each writes a file of its own for them,
 ``adam_m-2-of-4.safetensors``, in which ``wte.weight/0-8192`` are the first 8,192 elements of a parameter's state; any
-number of ranks reads them. If ranks train alone between outer steps, such a file has the whole states of its rank,
-which alone reads it. The directory is written under another name and renamed when the disk has all of it, and
+number of ranks reads them. The directory is written under another name and renamed when the disk has all of it, and
 only then are older ones removed. Parameters that the run leaves as they are have their hash in ``state.json`` alone
 (`frozen`). So whenever the machine stops, the newest directory of that name is whole, or it fails
 its check and the one before it is used.
@@ -31,7 +30,7 @@ from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit, open_file, read_json
 from ..models import FIRST, Config, from_json
-from ..ops import OPTIMIZERS, OUTER, USUAL
+from ..ops import OPTIMIZERS, USUAL
 from ..ops.declaration import Shape
 from ..weights import NO_MARKS, Marks, Weights
 from ..weights.tensors import Array, TensorFile, all_below, file_parts, stored_as
@@ -46,8 +45,8 @@ NAME = re.compile(r"step-(\d{8})")
 PARAMS, STATE, MANIFEST = "params.safetensors", "state.json", "manifest.json"
 TENSORS = {o.name: (PARAMS, *(f"{o.files}_{s.name}.safetensors" for s in o.states)) for o in OPTIMIZERS.values()}
 """The files of tensors, by the run's optimizer."""
-LOCAL = {f"{OUTER.files}_{s.name}.safetensors" for s in OUTER.states}
-"""Further ones, if ranks train alone between outer steps."""
+LOCAL = "outer_velocity.safetensors"
+"""Of runs of an earlier version with local steps, which cannot be resumed; their weights are read."""
 CHUNK = 4 << 20
 
 
@@ -296,8 +295,7 @@ def verify(path: Path) -> Checkpoint:
         manifest = read_json(path / MANIFEST)
         files = manifest["files"]
         there = complete(files)
-        local = there >= LOCAL
-        optimizer = next((o for o, tensors in TENSORS.items() if there - LOCAL == {*tensors, STATE}), None)
+        optimizer = next((o for o, tensors in TENSORS.items() if there - {LOCAL} == {*tensors, STATE}), None)
         if optimizer is None:
             usual = ", ".join((*TENSORS[USUAL], STATE))
             raise UserError(
@@ -314,8 +312,6 @@ def verify(path: Path) -> Checkpoint:
             raise UserError(f"{str(path)!r} has the state of step {state['step']}: it is damaged")
         if (there := state["settings"].get("optimizer", USUAL)) != optimizer:
             raise UserError(f"{str(path)!r} has the settings of {there} and the states of {optimizer}: it is damaged")
-        if bool(steps := state["settings"].get("local_steps")) != local:
-            raise UserError(f"{str(path)!r} has {steps or 0} local steps and the files of another run: it is damaged")
         if wrong := misfit(state, SavedState):
             raise ValueError(wrong)
         found = Checkpoint(path, state)
@@ -445,9 +441,7 @@ def load(checkpoint: Checkpoint, engine: Engine) -> None:
     for p, optimizer in program.optimizers.items():
         for of in optimizer.states:
             shapes.setdefault(f"{optimizer.files}_{of.name}.safetensors", {})[p.name] = p.shape
-    ranks = engine.comm.size if engine.alone else 1
-    own = {file: shard(file, engine.comm.rank + 1, ranks) for file in shapes if file not in (PARAMS, *LOCAL)}
-    stored = {file: Stored(checkpoint.path, own.get(file, file), want) for file, want in shapes.items()}
+    stored = {file: Stored(checkpoint.path, file, want) for file, want in shapes.items()}
     spans = {p.name: span for p, span in program.owned.items()}
     parameters = engine.parameters()
     for p in program.trained:

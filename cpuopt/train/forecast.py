@@ -277,7 +277,7 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
     n_blocks = len(blocks(program))
     narrow = next(word for word, of in DTYPES.items() if of != WIDE)
     sets = [("moments",), ("dtype", "moments")]
-    if not (s.lora or s.local_steps):
+    if not s.lora:
         sets += [("weights", "dtype"), ("weights", "dtype", "moments")]
     seen = [set[str]()]
     for words in sets:

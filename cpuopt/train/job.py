@@ -172,8 +172,6 @@ class TrainingSteps:
                 accept=accept if self.guarded == "skip" else None,
                 **first,
             )
-            if s.local_steps and s.meet(number):
-                self.engine.outer_step(lr=s.outer_lr, momentum=s.outer_momentum)
         seconds = clock() - start
         self.done = number
         if self.guarded == "stop":
@@ -254,6 +252,11 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     except ValueError as e:
         raise UserError(f"--resume {str(checkpoint.run)!r}: {e}, in its state.json; take another run") from e
     moved = {"init"} if checkpoint.frozen and there["init"] else ()  # what is there is compared, not where it lies
+    if checkpoint.state["settings"].get("local_steps"):
+        raise UserError(
+            f"--resume {str(checkpoint.run)!r}: the run has local steps, with which this version cannot go on; start a "
+            f"new run from its weights with --init {str(checkpoint.run)!r}"
+        )
     other = {n: x for n, x in given.items() if n not in (*FREE, *moved) and x != there[n]}
     if isinstance(there["model"], str) and models.is_own(there["model"]):
         if "model" not in given:
@@ -354,11 +357,6 @@ def prepare(
     UserError
         For settings that cannot be met.
     """
-    if resume is not None and settings.local_steps and (ranks := resume.state.get("ranks")) != comm.size:
-        raise UserError(
-            f"--resume {str(resume.run)!r}: the run has {ranks} ranks, not {comm.size}, and depends on their number "
-            f"with --local-steps {settings.local_steps}; take --ranks {ranks}"
-        )
     require_shares(settings, comm.size)
     name, config, weights = model_of(settings, resume)
     settings = sized(settings, config)
@@ -643,7 +641,6 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         reduce="exact" if settings.reduce == "exact" else "fast",
         zero=settings.zero,
         comm=comm,
-        alone=settings.local_steps > 0,
         optimizer=settings.optimizer,
         freeze=settings.freeze,
         dtype=stored(settings.dtype),

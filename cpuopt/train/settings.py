@@ -34,7 +34,6 @@ Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
 NOT_NEGATIVE: Allowed = (lambda x: 0 <= x < inf, "0 or more")
-FRACTION: Allowed = (lambda x: 0 <= x < 1, "0 or more, and less than 1")
 SHARE: Allowed = (lambda x: 0 <= x <= 1, "a share of --lr, from 0 to 1")
 SEED: Allowed = (lambda x: 0 <= x < 2**63, "0 or more, below 2**63")
 """No larger number is read from a checkpoint (`reading.MOST`)."""
@@ -226,14 +225,6 @@ class Settings:
         (lambda x: x in (0, 1), "0 or 1"),
         free=True,
     )
-    local_steps: int = setting(
-        0,
-        "Let each rank train this many steps alone before all meet (DiLoCo), for slow links; 0 means none.",
-        least(0),
-        metavar="H",
-    )
-    outer_lr: float = setting(0.7, "Set the learning rate of the step in which ranks meet.", POSITIVE)
-    outer_momentum: float = setting(0.9, "Set the Nesterov momentum of the step in which ranks meet.", FRACTION)
     overfit: bool = setting(False, "Train on the first batch only, to see the loss go to 0.")
     guard: str = setting(
         "auto", "Answer a step that is not finite: skip its update, stop, off, or auto.", one_of(GUARDS), free=True
@@ -359,9 +350,6 @@ class Settings:
                 f"--total-batch {self.total_batch}: expected a multiple of {self.B * self.T}, the tokens of a "
                 f"micro-batch, -B {self.B} times -T {self.T}; the nearest is {near}"
             )
-        for name in ("outer_lr", "outer_momentum"):
-            if not self.local_steps and (x := getattr(self, name)) != FLAGS[name].default:
-                raise UserError(f"{flag(name)} {x}: expected with --local-steps, without which ranks never part")
         if self.lora is not None:
             from ..nn.lora import Lora
 
@@ -372,11 +360,8 @@ class Settings:
             raise UserError(f"--base {self.base}: all weights are trained; add --lora r=8, or --freeze PATTERN")
         if self.base == "bf16" and self.dtype != "bf16":
             raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
-        if self.weights == "bf16":
-            if self.dtype != "bf16":
-                raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
-            if self.local_steps:
-                raise UserError("--weights bf16 with --local-steps: ranks meet in float32; leave one of them out")
+        if self.weights == "bf16" != self.dtype:
+            raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
         require_format(self.chat_format)
         of_examples = [n for n in ("chat_format", "system", "pack", "truncate", "skip_invalid") if getattr(self, n)]
         if of_examples and not is_examples(self.data):
@@ -419,33 +404,9 @@ class Settings:
         """
         if self.epochs is None:
             return self
-        steps, together = -(-self.epochs * batches // self.micro_batches), self.local_steps or 1
-        found = replace(self, steps=-(-steps // together) * together)
+        found = replace(self, steps=-(-self.epochs * batches // self.micro_batches))
         found.check_schedule()
         return found
-
-    def check_steps(self) -> None:
-        """Refuse a run that ends between two meetings of its ranks; one of epochs is given steps that do not.
-
-        Raises
-        ------
-        UserError
-            With the nearest number of steps that does not.
-        """
-        if self.epochs is None and not self.meet(self.steps):
-            near = max(1, round(self.steps / self.local_steps)) * self.local_steps
-            raise UserError(
-                f"--steps {self.steps}: expected a multiple of --local-steps {self.local_steps}, since ranks have the "
-                f"same weights after those only; the nearest is {near}"
-            )
-
-    def meet(self, done: int) -> bool:
-        """Return whether all ranks have the same weights after some steps."""
-        return not self.local_steps or done % self.local_steps == 0
-
-    def due(self, every: int, done: int) -> bool:
-        """Return whether what happens every some steps happens after `done` of them: of local steps, after the last."""
-        return bool(every) and self.meet(done) and done // every > (done - (self.local_steps or 1)) // every
 
     def validations(self, done: int) -> int:
         """Count the validations that follow `done` steps; before the first step there is another one."""
@@ -458,8 +419,6 @@ class Settings:
             return f"--clip {self.clip}"
         if self.micro_batches > 1:
             return f"--total-batch {self.total_batch}"
-        if self.local_steps:
-            return f"--local-steps {self.local_steps}"
         return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
 
 
@@ -473,7 +432,7 @@ JOB = (
     "weights",
 )
 KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
-SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero", "local_steps")
+SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero")
 
 
 def flag(name: str) -> str:
@@ -526,6 +485,8 @@ def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **d
 
 RECORDED = ("architecture", "sizes", "corpus", "processes", "plan")
 """The keys of a run's ``config.json`` besides its settings, among them the plan of ``--variant auto``."""
+GONE = ("local_steps", "outer_lr", "outer_momentum")
+"""Settings that earlier versions had."""
 
 
 def merged(file: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -565,6 +526,10 @@ def read(path: Path) -> dict[str, Any]:
             f"--config {str(path)!r}: {e}; expected TOML such as 'lr = 3e-4', or a run's config.json"
         ) from e
     given = {name.replace("-", "_"): x for name, x in table.items() if name not in RECORDED}
+    if n := given.get("local_steps"):
+        raise UserError(f"--config {str(path)!r}: local_steps {n}: this version has none; leave it out")
+    for name in GONE:
+        given.pop(name, None)
     if twice := [name for name in table if name.replace("-", "_") in table and "-" in name]:
         raise UserError(f"--config {str(path)!r}: {twice[0]!r} is there with - and with _; leave one of them out")
     if given.get("epochs") is not None and "steps" in given:

@@ -45,6 +45,11 @@ COMPARE_EVERY = 100
 """Steps between comparisons of the ranks' weights."""
 
 
+def due(every: int, done: int) -> bool:
+    """Return whether what happens every some steps, if `every` is not 0, happens after `done` of them."""
+    return every > 0 and done % every == 0
+
+
 class Listener(Protocol):
     """Observer of a run's progress."""
 
@@ -150,9 +155,6 @@ def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int)
 class Trainer:
     """A job in progress.
 
-    With ``local_steps``, ranks have the same weights after the last of them only: a signal ends the run then, and then
-    come validations, samples and checkpoints that were due in between.
-
     Attributes
     ----------
     history : the metrics of these steps; also of those before a resume.
@@ -184,7 +186,6 @@ class Trainer:
         self.tokenizer = tokenizer_files(job.corpus.tokenizer or None)
         self.samples: Samples | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
-        job.settings.check_steps()
         s = job.settings
         if (s.patience or s.keep_best) and not len(job.corpus.batches("val", s.B, s.T)):
             raise UserError(
@@ -284,7 +285,7 @@ class Trainer:
         trouble = ""
         if s.val_every and not self.done:
             self.measure(run, stopped)
-        while self.done < s.steps and not self.diagnosis and not (s.meet(self.done) and (self.spent or stopped())):
+        while self.done < s.steps and not self.diagnosis and not (self.spent or stopped()):
             try:
                 self._fetch()
                 metrics = self.take_step(profiler)
@@ -292,38 +293,32 @@ class Trainer:
                 if not isinstance(e, UserError) and self.done > self.tried and self.comm.size == 1:
                     self.save(run)  # of a model's own code, which shows its traceback
                 raise
-            if s.val_every and (s.due(s.val_every, self.done) or self.done == s.steps):
+            if s.val_every and (due(s.val_every, self.done) or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
-            if s.sample_every and (self.done == s.steps or s.due(s.sample_every, self.done)):
+            if s.sample_every and (self.done == s.steps or due(s.sample_every, self.done)):
                 self.show_sample()
             self.history.append(metrics)
             run.step_done(metrics)
             self.listener.step_done(metrics)
             if run.trouble != trouble and (trouble := run.trouble):
                 self.listener.note(trouble)
-            if self.comm.size > 1 and s.due(COMPARE_EVERY, self.done):
+            if self.comm.size > 1 and due(COMPARE_EVERY, self.done):
                 require_same_weights(self.comm, self.job.engine.weights_read(), self.done)
             best = s.keep_best and "val_loss" in metrics and self.best == self.done
-            if (best or s.due(s.save_every, self.done)) and not self.diagnosis:
+            if (best or due(s.save_every, self.done)) and not self.diagnosis:
                 self.save(run)
         if self.spent and self.done < s.steps:
             since = f"no validation since that of step {self.best} was better"
             self.listener.note(f"ended after step {self.done} of {s.steps}: {since} (--patience {s.patience})")
 
     def _fetch(self) -> None:
-        """Read the batches of the next step; if one rank cannot, all end before it.
-
-        Between two meetings ranks have different weights, which no checkpoint holds, so the rank that fails ends all.
-        """
+        """Read the batches of the next step; if one rank cannot, all end before it."""
         wrong = ""
         try:
             self.job.micro_batches(self.done + 1)
         except DataError as e:
-            if not self.job.settings.meet(self.done):
-                raise UserError(str(e)) from e
             wrong = str(e)
-        if self.job.settings.meet(self.done):
-            raise_of_any(self.comm, wrong)
+        raise_of_any(self.comm, wrong)
 
     def _refuse(self, e: UserError) -> None:
         """Take no further step for an error that the user can mend."""

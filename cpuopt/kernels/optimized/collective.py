@@ -14,13 +14,7 @@ def itself(x):
     return (x,)
 
 
-@helper(forceinline=True)
-def difference(x, y):
-    """Subtract."""
-    return (x - y,)
-
-
-take, take_difference = loop_of(itself), loop_of(difference)
+take = loop_of(itself)
 ADD = (True,)
 
 
@@ -44,17 +38,6 @@ def copy(out, inp):
     """
     for chunk in prange(chunks(out)):
         take((out,), SET, (inp,), *bounds(chunk, out))
-
-
-@kernel(ops.subtract, "optimized")
-def subtract(out, inp1, inp2):
-    """Vector by vector.
-
-    Parallel: chunks of fixed size.
-    Bound: memory.
-    """
-    for chunk in prange(chunks(out)):
-        take_difference((out,), SET, (inp1, inp2), *bounds(chunk, out))
 
 
 @helper()

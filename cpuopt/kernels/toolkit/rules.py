@@ -24,7 +24,7 @@ def by_rule(variant: str, **options: Any) -> Callable[[Callable[[Epilogue], Any]
     """Register a kernel for each optimizer's own op: ``update(to, grad, grad_scale)``, which a function makes."""
 
     def decorate(make: Callable[[Epilogue], Any]) -> None:
-        for optimizer in (*ops.OPTIMIZERS.values(), ops.OUTER):
+        for optimizer in ops.OPTIMIZERS.values():
             step = Step(optimizer, optimizer, make.__module__.rpartition(".")[0], optimizer.params)
             _register(optimizer, variant, make(step.epilogue()), step.to, step.rest, optimizer.params, **options)
 

@@ -29,17 +29,6 @@ def copy(out, inp):
         out[i] = inp[i]
 
 
-@kernel(ops.subtract, "vanilla")
-def subtract(out, inp1, inp2):
-    """Element by element.
-
-    Parallel: the elements.
-    Bound: memory.
-    """
-    for i in prange(out.shape[0]):
-        out[i] = inp1[i] - inp2[i]
-
-
 @kernel(ops.sumsq_blocks, "vanilla")
 def sumsq_blocks(out, inp):
     """Add up in float64.
