@@ -174,8 +174,7 @@ class _KernelCache:
         args, result = sigutils.normalize_signature(signature)
         typed = Walk((args, None if result == types.void else result)).digest
         target = self.dispatcher.targetctx.codegen().magic_tuple()
-        lines = ("lines",) * perf.with_lines()
-        name = sha(repr((self.home, typed, target, settings(), walk.digest, callee, *lines)).encode())
+        name = sha(repr((self.home, typed, target, settings(), walk.digest, callee)).encode())
         return f"{self.label}-{name[:32]}"
 
     def ready(self, compile_: Callable[..., Any], sig: Any) -> Any:
@@ -230,8 +229,7 @@ class _KernelCache:
         if libdata[1] == "bitcode":
             return result._replace(entry_point=libraries.Callee())
         _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = machine_code(libdata[2][0])
-        code = self.dispatcher.py_func.__code__
-        perf.loaded(self.title, code, libdata[2][0], result.library.get_pointer_to_function)
+        perf.loaded(self.title, libdata[2][0], result.library.get_pointer_to_function)
         return result
 
     def compile(self, compile_: Callable[..., Any], args: Any, result: Any) -> Any:

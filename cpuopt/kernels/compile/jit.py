@@ -24,7 +24,7 @@ from ...ops.declaration import Op
 from .. import registry
 from ..registry import Kernel, Scratch
 from ..toolkit.threads import cores
-from . import cache, lines, perf
+from . import cache
 from .integers import PythonIntegers
 from .numba_internals import unsupported
 from .progress import Compiling
@@ -38,9 +38,6 @@ OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model"
 
 PYTHON_INTEGERS: dict[str, Any] = {"pipeline_class": PythonIntegers}
 """The option with which the variable of a parallel loop is signed (`integers.py`)."""
-
-if perf.with_lines():
-    lines.mark(copies=False)
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PLACE = re.compile(r'File "([^"]*)", line (\d+)')

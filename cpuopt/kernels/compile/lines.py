@@ -1,4 +1,4 @@
-"""Line tables for machine code that stays as it is: for a process that compiles only to look at it, or for perf.
+"""Line tables for machine code that stays as it is: for a process that compiles only to look at it.
 
 numba's ``debug=True`` keeps variables alive and in memory, which changes the code. Here only places are added: LLVM
 then emits the same instructions, and ``.loc`` directives between them.
@@ -22,7 +22,7 @@ _first: list[bool] = []
 """Not empty if the text shall be the first code that is made of a module, in place of the code that runs."""
 
 
-def mark(copies: bool = True) -> None:
+def mark() -> None:
     """Make numba mark lines in all that this process compiles from now on, and copy each module for `text`."""
     warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
     init, add = compiler.CompilerBase.__init__, codegen.CPUCodeLibrary.add_ir_module
@@ -47,8 +47,7 @@ def mark(copies: bool = True) -> None:
 
     compiler.CompilerBase.__init__ = init_with_lines
     codegen.CPUCodeLibrary.add_ir_module = add_ir_module
-    if copies:
-        codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
+    codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
 
 
 def _describe(module: Any) -> None:

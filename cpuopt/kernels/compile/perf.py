@@ -1,63 +1,77 @@
 """Names of kernels for Linux ``perf``, which sees only addresses in memory.
 
 ``CPUOPT_PERF_MAP=1`` writes ``/tmp/perf-PID.map``, which ``perf report`` reads: a line for each function of a loaded
-kernel. ``CPUOPT_PERF_MAP=jitdump`` also writes ``/tmp/jit-PID.dump``, with machine code and lines of source, for
-``perf inject --jit`` and ``perf annotate``. The kernels are then compiled with line tables, under cache entries of
-their own; the instructions are the same.
+kernel.
 
-Source: perf's ``jitdump-specification.txt`` and ``jit-interface.txt``.
+Source: perf's ``jit-interface.txt``; the ELF-64 format of the System V ABI.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-import platform
 import re
 import stat
 import struct
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import BinaryIO
 
 from ...errors import UserError
 from . import entries
-from .objects import Function, functions
 
 VARIABLE = "CPUOPT_PERF_MAP"
-MODES = ("", "0", "1", "jitdump")
 MODE = os.environ.get(VARIABLE, "")
 FOLDER = Path("/tmp")
-MAGIC, VERSION, HEADER = 0x4A695444, 1, 40
-CODE_LOAD, CODE_DEBUG_INFO = 0, 2
-MACHINES = {"x86_64": 62, "aarch64": 183}
-"""The numbers of processors in ELF."""
 PART = re.compile(r"(\d+)")
 LOOP, WRAPPERS = "__gufunc__.", {"_ZN7cpython": "python", "cfunc.": "c"}
 """How numba marks the function around a parallel loop, and those by which others call a kernel."""
+SYMTAB, EXECUTABLE, FUNCTION = 2, 4, 2
+"""The type of a section of symbols, the flag of one with code, and the type of a symbol that is a function."""
+UNDEFINED, RESERVED = 0, 0xFF00
+"""The section of a symbol from elsewhere, and the first number that is no section."""
 
 
-def checked() -> str:
-    """Return the mode.
+@dataclass(frozen=True)
+class Function:
+    """A function of an object file: its symbol, and its bytes in a section of code."""
+
+    symbol: str
+    section: int
+    offset: int
+    size: int
+
+
+def functions(content: bytes) -> list[Function]:
+    """List the functions that a little-endian ELF-64 file defines, by section and offset; none of another file."""
+    if content[:6] != b"\x7fELF\x02\x01":
+        return []
+    start, size, count = struct.unpack_from("<Q10xHH", content, 0x28)
+    heads = [struct.unpack_from("<IIQQQQI", content, start + i * size) for i in range(count)]
+    found = []
+    for _, type_, _, _, at, length, link in heads:
+        if type_ != SYMTAB:
+            continue
+        texts = heads[link][4]
+        for name, info, _, section, value, n in struct.iter_unpack("<IBBHQQ", content[at : at + length]):
+            if info & 15 == FUNCTION and UNDEFINED < section < RESERVED and heads[section][2] & EXECUTABLE and n:
+                symbol = content[texts + name : content.index(0, texts + name)].decode("utf-8", "replace")
+                found.append(Function(symbol, section, value, n))
+    return sorted(found, key=lambda f: (f.section, f.offset))
+
+
+def checked() -> bool:
+    """Return whether to write the map.
 
     Raises
     ------
     UserError
         For another value of the variable.
     """
-    if MODE not in MODES:
-        raise UserError(f"{VARIABLE}={MODE}: expected 1, or jitdump for lines of source too")
-    return MODE.strip("0")
-
-
-def with_lines() -> bool:
-    """Return whether kernels are compiled with line tables."""
-    return checked() == "jitdump"
+    if MODE not in ("", "0", "1"):
+        raise UserError(f"{VARIABLE}={MODE}: expected 1, or nothing")
+    return MODE == "1"
 
 
 def short(symbol: str) -> str:
@@ -87,102 +101,50 @@ def names(title: str, found: Sequence[Function]) -> list[str]:
     return given
 
 
-def placed(rows: Sequence[tuple[int, str, int]], code: CodeType) -> list[tuple[int, str, int]]:
-    """Return the rows of a line table with whole paths.
-
-    A file beside the kernel's has no folder there, and numba gives the body of a parallel loop a file of its own: its
-    lines are the kernel's, and what numba wrote around them has no source.
-    """
-    first = code.co_firstlineno
-    last = max(line or 0 for _, _, line in code.co_lines())
-    folder, found = os.path.dirname(code.co_filename), []
-    for offset, file, line in rows:
-        path = code.co_filename if file.startswith("<") and first < line <= last else os.path.join(folder, file)
-        if line and not os.path.basename(path).startswith("<"):
-            found.append((offset, path, line))
-    return found
-
-
-def loaded(title: str, code: CodeType, content: bytes, address_of: Callable[[str], int]) -> None:
+def loaded(title: str, content: bytes, address_of: Callable[[str], int]) -> None:
     """Write down a kernel whose object code is in memory.
 
     Parameters
     ----------
     title : the name of the kernel.
-    code : of the Python function that it was compiled from.
     content : the object file.
     address_of : returns the address of a symbol that other objects may use; 0 for another one.
     """
-    if not (mode := checked()):
+    if not checked():
         return
     found = functions(content)
     bases = {f.section: at - f.offset for f in found if (at := address_of(f.symbol))}
     found = [f for f in found if f.section in bases]
     try:
-        writer = _Writers.of_this_process(mode)
+        file = _map_of_this_process()
     except OSError as e:
         entries.warn(f"{VARIABLE}={MODE}: {e.filename or FOLDER}: {e.strerror or e}; perf will not name kernels")
         return
     for name, f in zip(names(title, found), found, strict=True):
-        writer.add(name, replace(f, lines=placed(f.lines, code)), bases[f.section])
+        file.write(f"{bases[f.section] + f.offset:x} {f.size:x} {name}\n".encode())
+    file.flush()
 
 
-class _Writers:
-    """The files of a process."""
+_maps: dict[int, BinaryIO] = {}
+"""The open map of this process, by its id; a fork of another has that one's too."""
 
-    _mine: tuple[int, _Writers] | None = None
 
-    def __init__(self, mode: str) -> None:
-        pid = os.getpid()
-        self.map = _opened(FOLDER / f"perf-{pid}.map")
-        self.dump = Dump(_opened(FOLDER / f"jit-{pid}.dump"), pid) if mode == "jitdump" else None
-
-    @classmethod
-    def of_this_process(cls, mode: str) -> _Writers:
-        """Return those of this process, which may be a fork of another."""
-        if cls._mine is None or cls._mine[0] != os.getpid():
-            cls._mine = os.getpid(), cls(mode)
-        return cls._mine[1]
-
-    def add(self, name: str, f: Function, base: int) -> None:
-        """Write down one function."""
-        at = base + f.offset
-        self.map.write(f"{at:x} {f.size:x} {name}\n".encode())
-        self.map.flush()
-        if self.dump:
-            self.dump.add(name, at, f.size, [(base + offset, file, line) for offset, file, line in f.lines])
+def _map_of_this_process() -> BinaryIO:
+    pid = os.getpid()
+    if pid not in _maps:
+        _maps[pid] = _opened(FOLDER / f"perf-{pid}.map")
+    return _maps[pid]
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a new file for reading and writing; one of this user's from an earlier process is replaced."""
+    """Open a new file for writing; one of this user's from an earlier process is replaced."""
     try:
         old = os.lstat(path)
         if old.st_uid == os.getuid() and stat.S_ISREG(old.st_mode):
             os.unlink(path)
     except FileNotFoundError:
         pass
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w+b")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
 
 
-class Dump:
-    """A jitdump file. perf finds it by an executable mapping of its first page."""
-
-    def __init__(self, file: BinaryIO, pid: int) -> None:
-        self.file, self.pid, self.count = file, pid, 0
-        machine = MACHINES.get(platform.machine(), 0)
-        file.write(struct.pack("<IIIIIIQQ", MAGIC, VERSION, HEADER, machine, 0, pid, time.monotonic_ns(), 0))
-        file.flush()
-        self.marker = mmap.mmap(file.fileno(), HEADER, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
-
-    def add(self, name: str, at: int, size: int, lines: Sequence[tuple[int, str, int]]) -> None:
-        """Write the lines of a function, then its machine code, which comes after them."""
-        if lines:
-            rows = b"".join(struct.pack("<QII", a, line, 0) + file.encode() + b"\0" for a, file, line in lines)
-            self._record(CODE_DEBUG_INFO, struct.pack("<QQ", at, len(lines)) + rows)
-        head = struct.pack("<IIQQQQ", self.pid, self.pid, at, at, size, self.count)
-        self._record(CODE_LOAD, head + name.encode() + b"\0" + ctypes.string_at(at, size))
-        self.count += 1
-        self.file.flush()
-
-    def _record(self, kind: int, body: bytes) -> None:
-        self.file.write(struct.pack("<IIQ", kind, 16 + len(body), time.monotonic_ns()) + body)
+checked()  # a wrong value is refused before any kernel is compiled
