@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.llama2c import draw, tokenizer_bin
+from golden.llama2c import draw, model_bin, tokenizer_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listening import Listener
@@ -486,7 +486,7 @@ def test_a_model_of_the_other_kind_takes_its_tokenizer_too(tmp_path):
 
 def test_a_tokenizer_of_another_model_in_the_folder_is_refused_by_name(tmp_path, file, capsys):
     c = replace(PRESETS["llama-tiny"], num_hidden_layers=1)
-    save_weights(tmp_path / "m.bin", c, draw(c.shapes(), 3).__getitem__)
+    (tmp_path / "m.bin").write_bytes(model_bin(c, draw(c.shapes(), 3)))
     shutil.copy(file, tmp_path / "tokenizer.json")
     for verb in (["generate", "--prompt", "a", "--init"], ["eval", "--data", "builtin", "--init"], ["convert"]):
         target = [str(tmp_path / "new")] if verb == ["convert"] else []
@@ -495,3 +495,18 @@ def test_a_tokenizer_of_another_model_in_the_folder_is_refused_by_name(tmp_path,
         assert "has 401 tokens, and the model's vocabulary 256; name the model's own with --tokenizer" in error
     assert not (tmp_path / "new").exists()
     assert cli.main(["convert", str(tmp_path / "m.bin"), str(tmp_path / "new"), "--tokenizer", "bytes"]) == 0
+
+
+def test_another_tokenizer_beside_a_file_of_llmc_is_not_overwritten(tmp_path, file):
+    config = replace(models.parse("gpt2-tiny"), vocab_size=401)
+    params = draw(config.shapes(), 3)
+    (tmp_path / "one").mkdir()
+    for name in ("a.bin", "b.bin"):
+        save_weights(tmp_path / "one" / name, config, params.__getitem__, tokenizer=str(file))
+    assert (tmp_path / "one" / "tokenizer.json").read_bytes() == file.read_bytes()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "tokenizer.json").write_bytes(b"mine")
+    with pytest.raises(UserError, match="is another tokenizer than the model's"):
+        save_weights(tmp_path / "other" / "a.bin", config, params.__getitem__, tokenizer=str(file))
+    assert [p.name for p in (tmp_path / "other").iterdir()] == ["tokenizer.json"]
+    assert (tmp_path / "other" / "tokenizer.json").read_bytes() == b"mine"

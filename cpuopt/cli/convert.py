@@ -1,4 +1,4 @@
-"""``cpuopt convert``: convert weights between runs, llm.c, llama2.c, GGUF and Hugging Face.
+"""``cpuopt convert``: convert weights between runs, llm.c, GGUF and Hugging Face.
 
 Names, layouts and types are those that the target's programs read. The tokenizer goes with the weights. Of a run that
 trained adapters, the adapter is written; with --merge, the model that it makes of its base.
@@ -40,8 +40,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "target",
         type=Path,
-        help="Write this path: NAME.bin for llm.c or llama2.c, whichever has the model; NAME.gguf; else a Hugging Face "
-        "directory.",
+        help="Write this path: NAME.bin for llm.c, NAME.gguf, else a Hugging Face directory.",
     )
     p.add_argument("--merge", action="store_true", help="Write one model of a base model and its adapter.")
     p.add_argument(

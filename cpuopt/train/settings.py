@@ -255,7 +255,7 @@ class Settings:
     prompt: str = setting("", "Begin the samples with this text.", free=True)
     save: str | None = setting(
         None,
-        "Write the final weights to this path: NAME.bin (llm.c, llama2.c), NAME.gguf, or a Hugging Face directory.",
+        "Write the final weights to this path: NAME.bin (llm.c), NAME.gguf, or a Hugging Face directory.",
         metavar="PATH",
         free=True,
     )

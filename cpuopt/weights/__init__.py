@@ -1,4 +1,4 @@
-"""Weights in files: those of llm.c, llama2.c and GGUF, Hugging Face's directories, read and written by tensors."""
+"""Weights in files: those of llm.c and GGUF, Hugging Face's directories, read and written by tensors; llama2.c's, read."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
 
     Parameters
     ----------
-    config : the model's config, once it is known; a file of llm.c or of llama2.c holds its own model only.
+    config : the model's config, once it is known; a file of llm.c holds its own model only.
     tokenizer : the tokenizer, once it is known; its files come beside the weights.
 
     Raises
@@ -104,7 +104,7 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(
-            f"{str(path)!r}: expected a file ending in .bin (llm.c, llama2.c) or .gguf, or a directory (Hugging Face)"
+            f"{str(path)!r}: expected a file ending in .bin (llm.c) or .gguf, or a directory (Hugging Face)"
         )
     target, parent = target_format(path, config), path
     try:
@@ -146,14 +146,14 @@ def save_weights(
 ) -> None:
     """Write a model, whole or not at all.
 
-    If the name ends in ``.bin`` it is a file, llm.c's for a GPT-2 and llama2.c's for a llama; in ``.gguf``, GGUF; else
-    a Hugging Face directory. The files of a tokenizer come beside the weights, or into GGUF.
+    If the name ends in ``.bin`` it is a file of llm.c; in ``.gguf``, GGUF; else a Hugging Face directory. The files of a
+    tokenizer come beside the weights, or into GGUF.
 
     Parameters
     ----------
     read : function from a parameter's name to its array.
     padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 by default.
-    tokenizer : the tokenizer's name or file, if it is known; a file of llm.c or llama2.c cannot hold a name.
+    tokenizer : the tokenizer's name or file, if it is known; a file of llm.c cannot hold a name.
     marks : the ids that begin and end a text, for ``config.json``.
 
     Raises

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from ..data.tokenizers import tokenizer_files
 from ..errors import UserError
@@ -18,6 +17,10 @@ from . import gguf, huggingface, llama2c, llmc
 from .tensors import DType, Weights
 
 
+def _read_only(*given: object) -> None:
+    raise UserError("a file of this format is read, not written; name a directory")
+
+
 @dataclass(frozen=True)
 class FileFormat:
     """How models lie in files.
@@ -26,7 +29,6 @@ class FileFormat:
     ----------
     name : in messages.
     ending : that of a target's name; ``""`` for a directory, whose name may end in anything else.
-    models : the models that it is chosen for, if another format has the same ending.
     dtypes : the types of numbers that it can hold.
     recognizes : function that tells whether a path is of this format.
     read : function that checks a path, and finds what it holds; it raises a `UserError` for what is damaged.
@@ -37,7 +39,6 @@ class FileFormat:
 
     name: str
     ending: str
-    models: tuple[str, ...]
     dtypes: tuple[DType, ...]
     recognizes: Callable[[Path], bool]
     read: Callable[[Path], Weights]
@@ -46,35 +47,50 @@ class FileFormat:
     beside: bool = False
 
 
-def _binary(module: ModuleType) -> Callable[[Path, Weights], None]:
-    """Return the function that writes a file of a module, and the tokenizer's files beside it."""
-
-    def write(path: Path, weights: Weights) -> None:
-        beside = tokenizer_files(weights.tokenizer)
-        write_whole(path, module.model_parts(weights.config, weights.read, weights.dtype, weights.padded_vocab))
-        for name, content in beside.items():
-            if not os.path.lexists(there := path.with_name(name)):
-                write_whole(there, [content])
-
-    return write
+def _write_llmc(path: Path, weights: Weights) -> None:
+    """Write a file of llm.c, and the tokenizer's files beside it."""
+    beside = tokenizer_files(weights.tokenizer)
+    write_whole(path, llmc.model_parts(weights.config, weights.read, weights.dtype, weights.padded_vocab))
+    for name, content in beside.items():
+        if not os.path.lexists(there := path.with_name(name)):
+            write_whole(there, [content])
 
 
 HUGGING_FACE = FileFormat(
-    *("a Hugging Face directory", "", (), ("f32", "f16", "bf16")),
-    *(huggingface.recognizes, huggingface.open_model, lambda config: config.to_transformers(), huggingface.write),
+    "a Hugging Face directory",
+    "",
+    ("f32", "f16", "bf16"),
+    huggingface.recognizes,
+    huggingface.open_model,
+    lambda config: config.to_transformers(),
+    huggingface.write,
 )
 GGUF = FileFormat(
-    *("GGUF", ENDING, (), ("f32", "f16", "bf16", "q8_0")),
-    *(gguf.recognizes, gguf.open_model, gguf.require, gguf.write),
+    "GGUF",
+    ENDING,
+    ("f32", "f16", "bf16", "q8_0"),
+    gguf.recognizes,
+    gguf.open_model,
+    gguf.require,
+    gguf.write,
 )
 LLAMA2C = FileFormat(
-    *("llama2.c's file", ".bin", ("llama",), ("f32",)),
-    *(llama2c.recognizes, llama2c.open_model, llama2c.require, _binary(llama2c)),
-    beside=True,
+    "llama2.c's file",
+    "",
+    ("f32",),
+    llama2c.recognizes,
+    llama2c.open_model,
+    _read_only,
+    _read_only,
 )
 LLMC = FileFormat(
-    *("llm.c's file", ".bin", ("gpt2",), ("f32", "bf16")),
-    *(lambda path: True, llmc.open_model, llmc.require, _binary(llmc)),  # its errors tell what else a file is
+    "llm.c's file",
+    ".bin",
+    ("f32", "bf16"),
+    lambda path: True,  # its errors tell what else a file is
+    llmc.open_model,
+    llmc.require,
+    _write_llmc,
     beside=True,
 )
 FORMATS = (HUGGING_FACE, GGUF, LLAMA2C, LLMC)
@@ -87,18 +103,16 @@ def format_of(path: Path) -> FileFormat:
 
 
 def target_format(path: Path, config: Config | None = None) -> FileFormat:
-    """Return the format that a target's name stands for; of several, the one for a model.
+    """Return the format that a target's name stands for.
 
     Raises
     ------
     UserError
         If it cannot hold the model.
     """
-    fitting = [f for f in FORMATS if f.ending and f.ending == path.suffix] or [HUGGING_FACE]
-    if config is None:
-        return fitting[0]
-    found = next((f for f in fitting if config.model in f.models), fitting[0])
-    found.require(config)
+    found = next((f for f in FORMATS if f.ending and f.ending == path.suffix), HUGGING_FACE)
+    if config is not None:
+        found.require(config)
     return found
 
 

@@ -1,4 +1,4 @@
-"""llama2.c's model files: version 0, which ``run.c`` reads, both ways, and version 1 to read.
+"""llama2.c's model files, to read: version 0, which ``run.c`` reads too, and version 1.
 
 Version 0 begins with seven int32: width, width of the MLP, layers, heads, key heads, vocabulary (negative where the
 head is a weight of its own) and context. Version 1 has 256 bytes with a magic number, the version, these seven and a
@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
 from .. import models
 from ..data.tokenizers import tokenizer_beside
 from ..errors import UserError
-from ..files import Content
 from ..files.reading import open_file
-from ..models.llama import Config, LlamaDecoder
-from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, content_of, read_floats
+from ..models.llama import Config
+from .tensors import NO_MARKS, Array, Marks, Weights, read_floats
 
 MAGIC = struct.pack("<I", 0x616B3432)
 LAYER = "model.layers.*."
@@ -149,40 +147,3 @@ def halves(x: Array, head_dim: int) -> Array:
 def pairs(x: Array, head_dim: int) -> Array:
     """Sort the rows of each head back: (i, i + half) become (2i, 2i + 1)."""
     return x.reshape(-1, 2, head_dim // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-
-
-def require(config: models.Config) -> Config:
-    """Return the config of a model that ``run.c`` computes; raise a `UserError` for another, naming the value."""
-    c, elsewhere = config, "name a directory"
-    if not isinstance(c, Config) or c.model != Config.model:
-        raise UserError(f"llama2.c's file cannot hold the model {config.title}; {elsewhere}")
-    fixed = FIXED | {"head_dim": c.hidden_size / c.num_attention_heads}
-    for name, there in fixed.items():
-        if (here := getattr(c, name)) != there:
-            raise UserError(f"llama2.c's run.c computes with {name} {there}; this model has {here}, so {elsewhere}")
-    keys = c.num_hidden_layers * c.max_position_embeddings * c.num_key_value_heads * c.head_dim
-    for what, n in {"embedding": c.vocab_size * c.hidden_size, "cache of keys": keys}.items():
-        if n >= 1 << 31:
-            raise UserError(f"llama2.c's run.c counts the {what} in an int32; this model's has {n}, so {elsewhere}")
-    return c
-
-
-def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
-    """Yield the parts of a model file of version 0: float32, and a vocabulary that is not padded.
-
-    Raises
-    ------
-    UserError
-        For a model that ``run.c`` would compute otherwise.
-    """
-    c = require(config)
-    vocabulary = c.vocab_size if c.tie_word_embeddings else -c.vocab_size
-    sizes = (c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads)
-    yield struct.pack("<7i", *sizes, vocabulary, c.max_position_embeddings)
-    for name in list(places_of(c, 0))[:-1]:
-        if name == TABLES:
-            rotary = LlamaDecoder(c).rotary_emb
-            yield from (content_of(table.make(), "f32") for table in (rotary.cos, rotary.sin))
-        else:
-            x = read(name)
-            yield content_of(pairs(x, c.head_dim) if turned(name) else x, "f32")

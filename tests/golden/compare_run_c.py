@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from llama2c import draw, tokenizer_bin
+from llama2c import draw, model_bin, tokenizer_bin
 
 STEPS = 60
 PROMPTS = ("", "Once there was a red hen", " on  the sea.\n\u20ac")
@@ -47,7 +47,6 @@ def main() -> int:
     args = parser.parse_args()
     from cpuopt import models
     from cpuopt.data.tokenizers import get_tokenizer
-    from cpuopt.weights import save_weights
 
     wrong = 0
     with tempfile.TemporaryDirectory() as made:
@@ -59,7 +58,7 @@ def main() -> int:
         for tied in (True, False):
             config = replace(models.parse("stories260K"), tie_word_embeddings=tied)
             params = draw(config.shapes(), seed=7)
-            save_weights(model := folder / f"tied-{tied}.bin", config, params.__getitem__)
+            (model := folder / f"tied-{tied}.bin").write_bytes(model_bin(config, params))
             for prompt in PROMPTS:
                 start = tokenizer.start(prompt)
                 flags = ["-t", "0", "-n", str(STEPS), "-z", folder / "tokenizer.bin", "-i", prompt]

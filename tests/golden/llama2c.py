@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,32 @@ def logits_of(content: bytes, tokens: np.ndarray) -> np.ndarray:
         gate = y @ w1[i].T
         x = x + (gate / (1 + np.exp(-gate)) * (y @ w3[i].T)) @ w2[i].T
     return norm(x, last) @ head.T
+
+
+def model_bin(config: Any, params: Mapping[str, np.ndarray], version: int = 0) -> bytes:
+    """Make a model file of parameters, by their names in a Llama of Hugging Face."""
+    dim, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
+    vocab, context = config.vocab_size, config.max_position_embeddings
+    sizes = dim, config.intermediate_size, layers, heads, config.num_key_value_heads
+    size, tied = dim // heads, "lm_head.weight" not in params
+
+    def each(name: str, turned: bool = False) -> list[np.ndarray]:
+        found = [params[f"model.layers.{i}.{name}.weight"] for i in range(layers)]
+        return [x.reshape(-1, 2, size // 2, dim).swapaxes(1, 2) for x in found] if turned else found
+
+    angles = np.arange(context)[:, None] * 10000.0 ** (-np.arange(0, size, 2) / size)
+    table, head = [params["model.embed_tokens.weight"]], [] if tied else [params["lm_head.weight"]]
+    first, second, last = each("input_layernorm"), each("post_attention_layernorm"), [params["model.norm.weight"]]
+    q, k, v, o = (each(f"self_attn.{x}_proj", x in "qk") for x in "qkvo")
+    mlp = [x for name in ("gate", "down", "up") for x in each(f"mlp.{name}_proj")]
+    if version == 0:
+        start = struct.pack("<7i", *sizes, vocab if tied else -vocab, context)
+        tables = [np.cos(angles), np.sin(angles)]
+        parts = [*table, *first, *q, *k, *v, *o, *second, *mlp, *last, *tables, *head]
+    else:
+        start = struct.pack("<Ii7iB", 0x616B3432, 1, *sizes, vocab, context, tied).ljust(256, b"\0")
+        parts = [*first, *second, *last, *table, *q, *k, *v, *o, *mlp, *head]
+    return start + b"".join(x.astype("<f4").tobytes() for x in parts)
 
 
 def tokenizer_bin(size: int, more: Iterable[tuple[bytes, float]] | None = None) -> bytes:
