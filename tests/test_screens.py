@@ -45,7 +45,6 @@ from cpuopt.report import (
     tune,
     verdicts,
 )
-from cpuopt.train.verify import VerifyRow
 
 OP = max(ops.ALL, key=len)
 LABEL = max((op.label for op in ops.ALL.values()), key=len)
@@ -264,7 +263,6 @@ SCREENS = {
     "verdicts": lambda: verdicts.tables(errors(), RUN),
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(KERNELS),
-    "verify": lambda: console.verify_table([VerifyRow(NORM, 1.23456e-05, 1.23456e-05, -12.3456)]),
     "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),
     "train --ranks": lambda: ranks.ranks_table(HOSTS, [96] * 2),
 }

@@ -498,7 +498,7 @@ def test_a_tokenizer_of_another_model_in_the_folder_is_refused_by_name(tmp_path,
 
 
 def test_another_tokenizer_beside_a_file_of_llmc_is_not_overwritten(tmp_path, file):
-    config = replace(models.parse("gpt2-tiny"), vocab_size=401)
+    config = Config(1, 2, 16, 401, 32)
     params = draw(config.shapes(), 3)
     (tmp_path / "one").mkdir()
     for name in ("a.bin", "b.bin"):

@@ -3,12 +3,12 @@
 import json
 import os
 import pickle
-import shutil
 import struct
 import time
 import tracemalloc
 import zipfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,7 +20,8 @@ from golden.params import make_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuopt import cli
+from cpuopt import Choice, cli
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import Config
 from cpuopt.train import job
@@ -495,70 +496,28 @@ def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path):
         job.prepare(settings_for(tmp_path, init=str(tmp_path / "nowhere")))
 
 
-# The debug state
-
-
-STATE = GOLDEN / "llmc_debug_state.bin"
-LOSSES = json.loads((GOLDEN / "llmc_losses.json").read_text())
-
-
-def verified(capsys, *flags, state=STATE):
-    """Status and rows of `verify`."""
-    status = cli.main(["verify", str(state), "--json", *flags])
-    return status, json.loads(capsys.readouterr().out)["rows"]
-
-
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
-def test_the_numbers_of_a_debug_state_are_reproduced(capsys, variant):
-    status, rows = verified(capsys, "--losses", ",".join(map(str, LOSSES)), "--variant", variant)
-    assert (status, len(rows)) == (0, 2 + 16 + 10)
-    assert all(r["deviation"] < 2e-5 for r in rows)
-    assert cli.main(["verify", str(STATE), "--variant", variant]) == 0
-    assert "all 18 right" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("tensor", [*llmc.ORDER, "logits", "loss"])
-@pytest.mark.parametrize("by", [0.03, np.nan])
-def test_a_wrong_number_in_a_debug_state_fails_its_row(tmp_path, capsys, tensor, by):
-    path = tmp_path / STATE.name
-    shutil.copy(GOLDEN / "llmc.bin", tmp_path / "llmc.bin")
-    content = np.fromfile(STATE, "<f4")
-    loss = 256 + 2 * 16 + 16 * 61
-    starts = llmc.places_of(CONFIG, 128)
-    at = {"logits": loss - 1, "loss": loss}.get(tensor)
-    content[loss + 1 + starts[tensor.replace("*", "1")] if at is None else at] += by
-    content.tofile(path)
-    status, rows = verified(capsys, state=path)
-    failed = [r["what"] for r in rows if not r["passed"]]
-    assert (status, failed) == (1, [tensor if at else f"gradient of {tensor}"])
-
-
-def test_wrong_losses_fail(capsys):
-    losses = [*LOSSES[:7], LOSSES[7] + 0.02, *LOSSES[8:]]
-    assert cli.main(["verify", str(STATE), "--losses", ",".join(map(str, losses))]) == 1
-    assert "1 of 28 wrong" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (words(_0=20240326), "a model; expected 20240327"),
-        (words(_4=1), "version, is 1"),
-        (words(_8=3), "expected"),
-        (words(_12=9), "context of 8"),
-        (words(_8=0), "B = 0"),
-        (lambda c: c[:-4], "expected"),
-    ],
-)
-def test_a_debug_state_that_lies_is_refused(tmp_path, change, said):
-    path = altered(tmp_path / "x_debug_state.bin", STATE.name, change)
-    refused(said, path, lambda path: llmc.open_state(path, llmc.open_model(GOLDEN / "llmc.bin")))
-
-
-def test_a_state_without_its_model_says_so(tmp_path, capsys):
-    shutil.copy(STATE, path := tmp_path / "x_debug_state.bin")
-    assert cli.main(["verify", str(path)]) == 2
-    assert "--init MODEL.bin" in capsys.readouterr().err
+def test_llmcs_own_test_passes(variant):
+    """``test_gpt2.c``: PyTorch's logits, loss, gradients, and losses of ten steps, in files as llm.c writes them."""
+    ints, floats = (np.fromfile(GOLDEN / "llmc_debug_state.bin", kind) for kind in ("<i4", "<f4"))
+    B, T = map(int, ints[2:4])
+    V, end = CONFIG.vocab_size, 256 + 2 * B * T
+    tokens, targets = ints[256:end].reshape(2, B, T)
+    near = partial(np.testing.assert_allclose, rtol=0, atol=2e-5)
+    engine = Engine(*CONFIG.sized(B, T), choice=Choice(variant), seed=None, threads=1)
+    copy_into(engine.parameters(), open_weights(GOLDEN / "llmc.bin"))
+    loss = engine.forward(tokens=tokens, targets=targets)
+    near(engine.array(engine.program.outputs[1]).ravel(), floats[end : (at := end + B * T * V)])
+    near(loss, floats[at])
+    engine.run("backward")
+    places, gradients = llmc.places_of(CONFIG, 128), engine.gradients()
+    assert {*gradients} == {*CONFIG.shapes()}
+    for name, g in gradients.items():
+        start = at + 1 + places[name]
+        near(g.ravel(), floats[start : start + g.size], err_msg=name)
+    how = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+    losses = [engine.step(tokens=tokens, targets=targets, **how).loss for _ in range(10)]
+    near(losses, json.loads((GOLDEN / "llmc_losses.json").read_text()))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0, -2.0])

@@ -35,12 +35,16 @@ GROUPS = {
         "verdicts",
     ),
     "read what is generated": ("program", "ad"),
-    "train a model": ("train", "data", "generate", "eval", "convert", "verify", "warmup"),
+    "train a model": ("train", "data", "generate", "eval", "convert", "warmup"),
     "set up a shell": ("completion",),
 }
 VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 """The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``. Its docstring
 is the help: the first line for ``cpuopt -h``, then a description, then examples, each an indented line."""
+MOVED = {
+    "verify": "was removed; 'cpuopt eval' measures a model, and the tests hold llm.c's own test",
+}
+"""What verbs of earlier versions answer."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -141,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, or show the help; return 0, 1 without its output, 2 for bad input, 130 or 143 after a signal."""
     words = sys.argv[1:] if argv is None else argv
     if words and not words[0].startswith("-") and words[0] not in VERBS:
+        if words[0] in MOVED:
+            print(_fitted(f"cpuopt {words[0]} {MOVED[words[0]]}"), file=sys.stderr)
+            return 2
         refused = f"cpuopt: {plain(repr(words[0])[:80])}: no such verb; {nearest(words[0], VERBS)}"
         print(_fitted(refused), file=sys.stderr)
         return 2

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ..train.forecast import Forecast
     from ..train.job import Job
     from ..train.trainer import RunResult
-    from ..train.verify import VerifyRow
 
 
 NARROWEST = 20
@@ -426,16 +425,6 @@ def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
     for op in dict.fromkeys(r["op"] for r in rows):
         shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
     return [shown]
-
-
-def verify_table(rows: Sequence[VerifyRow]) -> list[RenderableType]:
-    """Show each comparison with a debug state."""
-    shown = table("what", ">value", ">largest difference", ">allowed", "")
-    for r in rows:
-        numbers = ["" if x is None else f"{x:.6g}" for x in (r.value, r.deviation, r.allowed)]
-        shown.add_row(r.what, *numbers, "" if r.allowed is None else RIGHT if r.passed else WRONG)
-    failed, judged = sum(not r.passed for r in rows), sum(r.allowed is not None for r in rows)
-    return [shown, f"{failed} of {len(rows)} {WRONG}" if failed else f"all {judged} {RIGHT}"]
 
 
 def stream(text: str) -> None:

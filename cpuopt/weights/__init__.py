@@ -1,4 +1,4 @@
-"""Weights in files: those of llm.c and GGUF, Hugging Face's directories, read and written by tensors; llama2.c's, read."""
+"""Weights in files: llm.c's, GGUF and directories of Hugging Face, read and written by tensors; llama2.c's, read."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def save_weights(
 ) -> None:
     """Write a model, whole or not at all.
 
-    If the name ends in ``.bin`` it is a file of llm.c; in ``.gguf``, GGUF; else a Hugging Face directory. The files of a
-    tokenizer come beside the weights, or into GGUF.
+    If the name ends in ``.bin`` it is a file of llm.c; in ``.gguf``, GGUF; else a Hugging Face directory. A tokenizer's
+    files come beside the weights, or into GGUF.
 
     Parameters
     ----------

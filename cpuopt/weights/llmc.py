@@ -1,17 +1,15 @@
-"""llm.c's model file and debug state.
+"""llm.c's model file.
 
-Both begin with 256 int32. A model file (magic 20240326, version 3 for float32, 5 for bfloat16) then has 16 tensors,
-grouped by kind, all layers together; rows of ``wte`` are added up to a padded vocabulary. A debug state (magic
-20240327) has a batch, its logits, its loss and its gradients, in float32 and in the same order.
+256 int32 (magic 20240326, version 3 for float32, 5 for bfloat16) are followed by 16 tensors, grouped by kind, all
+layers together; rows of ``wte`` are added up to a padded vocabulary.
 
-Source: llm.c, ``train_gpt2.py`` (``write_model``, ``write_state``) and ``train_gpt2.c``.
+Source: llm.c, ``train_gpt2.py`` (``write_model``) and ``train_gpt2.c``.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -22,10 +20,9 @@ from ..errors import UserError
 from ..files import Content
 from ..files.reading import open_file
 from ..models.gpt2 import Config
-from ..ops.declaration import Shape
 from .tensors import IS_PICKLE, STORED, Array, DType, Read, Weights, content_of, read_floats
 
-MODEL_MAGIC, STATE_MAGIC, STATE_VERSION = 20240326, 20240327, 2
+MAGIC = 20240326
 VERSIONS: dict[int, DType] = {3: "f32", 5: "bf16"}
 HEADER_BYTES = 256 * 4
 ORDER = (
@@ -44,8 +41,8 @@ KNOWN = {
     20240527: "llm.c's optimizer state",
     20240328: "llm.c's tokenizer",
     20240803: "llm.c's Llama 3",
-    MODEL_MAGIC: "a model",
-    STATE_MAGIC: "a debug state",
+    MAGIC: "a model",
+    20240327: "a debug state",
 }
 
 
@@ -59,33 +56,7 @@ def places_of(config: Config, padded_vocab: int) -> dict[str, int]:
     return places | {"": place}
 
 
-@dataclass(frozen=True)
-class DebugState:
-    """A debug state: PyTorch's results for one batch.
-
-    Attributes
-    ----------
-    places : the offset of each gradient, from `places_of`.
-    tokens, targets : (B, T) int32; a target of -1 is ignored.
-    logits : (B, T, V), without padding.
-    """
-
-    path: Path
-    config: Config
-    places: dict[str, int]
-    tokens: Array
-    targets: Array
-    logits: Array
-    loss: float
-    gradients_start: int
-
-    def gradient(self, name: str) -> Array:
-        """Read a parameter's gradient."""
-        start = self.gradients_start + 4 * self.places[name]
-        return read_floats(self.path, "<f4", self.config.shapes()[name], start)
-
-
-def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
+def _header(path: Path) -> tuple[list[int], int]:
     """Read the 256 numbers at a file's beginning, and its size."""
     try:
         with open_file(path) as file:
@@ -95,11 +66,13 @@ def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
     if head[:2] == b"PK" or head[:1] == b"\x80":
         raise UserError(f"{str(path)!r} {IS_PICKLE}")
     if len(head) < HEADER_BYTES:
-        raise UserError(f"{str(path)!r} has {size} bytes; expected {what}, whose header alone has {HEADER_BYTES}")
+        raise UserError(
+            f"{str(path)!r} has {size} bytes; expected a model of llm.c, whose header alone has {HEADER_BYTES}"
+        )
     words = [int(n) for n in np.frombuffer(head, "<i4")]
-    if words[0] != magic:
+    if words[0] != MAGIC:
         known = f", {KNOWN[words[0]]}" if words[0] in KNOWN else ""
-        raise UserError(f"{str(path)!r}: byte 0, the magic number, is {words[0]}{known}; expected {magic}, {what}")
+        raise UserError(f"{str(path)!r}: byte 0, the magic number, is {words[0]}{known}; expected {MAGIC}, a model")
     return words, size
 
 
@@ -111,7 +84,7 @@ def open_model(path: Path) -> Weights:
     UserError
         If magic, version, sizes and length do not agree.
     """
-    words, size = _header(path, MODEL_MAGIC, "an llm.c model")
+    words, size = _header(path)
     _, version, block_size, vocab_size, n_layer, n_head, n_embd, padded = words[:8]
     if version not in VERSIONS:
         raise UserError(f"{str(path)!r}: byte 4, the version, is {version}; expected 3 (float32) or 5 (bfloat16)")
@@ -148,40 +121,9 @@ def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: i
     padded = padded_vocab or -(-c.vocab_size // 128) * 128
     header = np.zeros(256, "<i4")
     version = next(v for v, d in VERSIONS.items() if d == dtype)
-    header[:8] = MODEL_MAGIC, version, c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded
+    header[:8] = MAGIC, version, c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded
     yield header.data
     for name in list(places_of(c, padded))[:-1]:
         yield content_of(read(name), dtype)
         if name == "wte.weight":
             yield bytes((padded - c.vocab_size) * c.n_embd * STORED[dtype][0])
-
-
-def open_state(path: Path, model: Weights) -> DebugState:
-    """Read a debug state that was made with a model; the gradients stay in the file.
-
-    Raises
-    ------
-    UserError
-        If it is no debug state, or not this model's.
-    """
-    words, size = _header(path, STATE_MAGIC, "an llm.c debug state")
-    version, B, T = words[1:4]
-    if version != STATE_VERSION:
-        raise UserError(f"{str(path)!r}: byte 4, the version, is {version}; expected {STATE_VERSION}")
-    if not (1 <= B <= 1 << 20 and 1 <= T <= model.config.block_size):
-        raise UserError(f"{str(path)!r}: B = {B} and T = {T}; the model has a context of {model.config.block_size}")
-    config, V = require(model.config), model.config.vocab_size
-    places = places_of(config, model.padded_vocab or V)
-    gradients = HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1)
-    expected = gradients + 4 * places[""]
-    if size != expected:
-        raise UserError(
-            f"{str(path)!r} has {size} bytes; expected {expected} for B = {B}, T = {T} and {str(model.path)!r}"
-        )
-    shape: Shape = (B, T)
-    with open_file(path) as file:
-        file.seek(HEADER_BYTES)
-        tokens, targets = (np.fromfile(file, "<i4", B * T).reshape(shape) for _ in range(2))
-        logits = np.fromfile(file, "<f4", B * T * V).reshape(*shape, V)
-        (loss,) = np.fromfile(file, "<f4", 1)
-    return DebugState(path, config, places, tokens, targets, logits, float(loss), gradients)

@@ -34,7 +34,6 @@ with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FOLDER = Path(tempfile.mkdtemp())
-MODEL = llmc.open_model(GOLDEN / "llmc.bin")
 
 
 def tensors(path: Path) -> None:
@@ -50,12 +49,6 @@ def model(path: Path) -> None:
     found = llmc.open_model(path)
     for name, shape in found.config.shapes().items():
         assert found.read(name).shape == shape
-
-
-def state(path: Path) -> None:
-    """Read a debug state of the small model."""
-    found = llmc.open_state(path, MODEL)
-    assert found.gradient("ln_f.bias").shape == (16,)
 
 
 def directory(path: Path) -> None:
@@ -104,7 +97,7 @@ def pieces(path: Path) -> None:
     assert b"".join(map(found.bytes_of, found.encode("any text"))) == b" any text"
 
 
-PARSERS = (tensors, model, state, directory, index, choices, tokens, config, llama, pieces)
+PARSERS = (tensors, model, directory, index, choices, tokens, config, llama, pieces)
 
 
 def one(data: bytes) -> None:
@@ -135,7 +128,6 @@ def seeds(folder: Path) -> None:
         [
             right,
             (GOLDEN / "llmc.bin").read_bytes(),
-            (GOLDEN / "llmc_debug_state.bin").read_bytes(),
             json.dumps(sizes).encode(),
             b'{"weight_map":{"a":"model.safetensors","b.weight":"model.safetensors"}}',
             evaluation.tobytes() + np.array(words, "<u2").tobytes(),

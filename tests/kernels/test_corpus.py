@@ -195,7 +195,6 @@ def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypat
 WITHOUT_STEPS = {
     "generate": ["generate", "--model", "gpt2-tiny", "--tokenizer", "bytes", "--max-tokens", "2"],
     "eval": ["eval", "--init", str(GOLDEN / "llmc.bin"), "--data", "numbers.txt", "--tokenizer", "bytes", "-T", "8"],
-    "verify": ["verify", str(GOLDEN / "llmc_debug_state.bin")],
 }
 LEAVES_A_TRACE = "open('ran', 'a').write(f'{os.getpid()} ')"
 
