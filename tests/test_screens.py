@@ -43,7 +43,6 @@ from cpuopt.report import (
     sweep,
     tables,
     tune,
-    verdicts,
 )
 
 OP = max(ops.ALL, key=len)
@@ -119,11 +118,6 @@ def tuned():
     c = {"model": "llama3.2-1B", "B": 128, "T": 1024, "threads": 192, "flush": True, "rows": [row], "doubts": []}
     plan = "/home/somebody/.cache/cpuopt/machine/plan.json"
     return {**c, "rules": [f"{OP}@lm_head=mine"], "step": compared("faster"), "finished": True, "plan": plan}
-
-
-def errors():
-    c = {"threads": 192, "runs": 123, "words": dict.fromkeys(VERDICTS, 41), "false": 12.3, "at_most": 45.6}
-    return {**c, "power": [{"effect": 0.5, "found": 1.0}, {"effect": 50, "found": 88.0}], "effect": None, "doubts": []}
 
 
 def swept():
@@ -260,7 +254,6 @@ SCREENS = {
     "judge --board": lambda: judge.tables(ranked()),
     "judge --tasks": lambda: judge.tables({"tasks": [JUDGED]}),
     "judge --tasks --time": lambda: judge.tables({"tasks": [TIMED]}),
-    "verdicts": lambda: verdicts.tables(errors(), RUN),
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(KERNELS),
     "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),

@@ -32,7 +32,6 @@ GROUPS = {
         "tune",
         "judge",
         "mcp",
-        "verdicts",
     ),
     "read what is generated": ("program", "ad"),
     "train a model": ("train", "data", "generate", "eval", "convert", "warmup"),
@@ -42,6 +41,7 @@ VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 """The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``. Its docstring
 is the help: the first line for ``cpuopt -h``, then a description, then examples, each an indented line."""
 MOVED = {
+    "verdicts": "was removed; 'cpuopt ab OP A A' compares a kernel with itself",
     "verify": "was removed; 'cpuopt eval' measures a model, and the tests hold llm.c's own test",
 }
 """What verbs of earlier versions answer."""

@@ -192,16 +192,6 @@ def _settled(v: Verdict) -> bool:
     return v.word in ("faster", "slower") or (v.word == "no difference shown" and narrow)
 
 
-def replayed(found: Comparison, factor: float) -> Verdict:
-    """Return the verdict of a comparison as if each trial of B had taken a factor longer, analysis by analysis."""
-    scaled = {letter: [t * factor if letter == "B" else t for t in ts] for letter, ts in found.times.items()}
-    for n in [n for n in ANALYSES if n <= found.rounds] or [found.rounds]:
-        verdict = Comparison({letter: ts[:n] for letter, ts in scaled.items()}).verdict()
-        if _settled(verdict):
-            break
-    return verdict
-
-
 def timer(function: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> Trial:
     """Make a trial of a function: one call, in ns."""
 

@@ -16,7 +16,7 @@ from ..files.reading import from_json
 from ..lab.records import Point, losses
 from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
-from . import ab, judge, lab, style, sweep, tables, verdicts
+from . import ab, judge, lab, style, sweep, tables
 from . import bench as bench_report
 from . import tune as tune_report
 
@@ -56,8 +56,6 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
         return [head, *lab.kept(e.content)]
     if e.kind == "sweep":
         return [head, *sweep.tables(e.content, str(e.path))]
-    if e.kind == "verdicts":
-        return [head, *verdicts.tables(e.content, str(e.path))]
     if e.kind == "tune":
         return [head, *tune_report.tables(e.content, str(e.path))]
     if e.kind == "train":
