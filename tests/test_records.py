@@ -1,4 +1,4 @@
-"""`cpuopt runs` and `cpuopt history`, on records that are written by hand."""
+"""`cpuopt runs`, on records that are written by hand."""
 
 import errno
 import io
@@ -257,14 +257,14 @@ def test_the_verbs(tmp_path, capsys):
     assert "slower" in shown
     assert "noise: " in shown
     assert json.loads(out("runs", "compare", "first", "second", "--json"))["rows"]
-    assert "mine" in out("history", "gelu_forward")
+    assert "mine" in out("runs", "history", "gelu_forward")
     out("runs", "show", "first", "--html", "page.html")
     assert "matmul_forward" in (tmp_path / "page.html").read_text()
     assert cli.main(["runs", "show", "third", "--html", "none.html"]) == 2
     assert "has no profile to show" in capsys.readouterr().err
     assert cli.main(["runs", "compare", "first", "third"]) == 2
     assert "is of kind 'ab' and has no profile" in capsys.readouterr().err
-    assert cli.main(["history", "gleu_forward"]) == 2
+    assert cli.main(["runs", "history", "gleu_forward"]) == 2
 
 
 def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_path, monkeypatch, capsys):
@@ -308,7 +308,7 @@ def test_lists_fit_a_terminal_of_80_columns(tmp_path, monkeypatch, capsys):
     keep(tmp_path, "second", profile({"GELU Forward": 1.5}, {"GELU Forward": "1" * 12}, seed=1))
     records.keep(tmp_path / "runs", "ab", "gelu_forward-vanilla-mine", ab())
     shown, runs = [], tmp_path / "runs"
-    for what in (["runs", "list"], ["runs", "compare", "first", "second"], ["history", "gelu_forward"]):
+    for what in (["runs", "list"], ["runs", "compare", "first", "second"], ["runs", "history", "gelu_forward"]):
         console = Console(width=80, file=io.StringIO(), highlight=False)
         monkeypatch.setattr(console_module, "OUT", console)
         assert cli.main(what) == 0
@@ -328,7 +328,7 @@ def test_lists_fit_a_terminal_of_80_columns(tmp_path, monkeypatch, capsys):
 def test_nothing_there_says_what_to_run(tmp_path, capsys):
     assert cli.main(["runs", "list"]) == 0
     assert "no records in runs; make some: cpuopt profile" in capsys.readouterr().out
-    assert cli.main(["history", "gelu_forward"]) == 0
+    assert cli.main(["runs", "history", "gelu_forward"]) == 0
     assert "'cpuopt ab gelu_forward A B'" in capsys.readouterr().out
     assert cli.main(["runs", "show", "x"]) == 2
     assert "there is none in runs" in capsys.readouterr().err

@@ -330,7 +330,7 @@ ROWS = [
     ),
     *(
         ([word.replace("\ud800", "") for word in words], "", "")
-        for words in (["runs", "show", NASTY], ["history", NASTY], ["program", "--model", NASTY], [NASTY])
+        for words in (["runs", "show", NASTY], ["runs", "history", NASTY], ["program", "--model", NASTY], [NASTY])
     ),
     *(
         (

@@ -246,7 +246,7 @@ SCREENS = {
     "check --detail": lambda: check.tables(checked(), 123456, (1, 2, 192), detail=True),
     "runs list": lambda: records.listing([LISTED] * 2, Path("runs")),
     "runs compare": differences,
-    "history": measurements,
+    "runs history": measurements,
     "inspect": inspected,
     "lab": stages,
     "judge": lambda: judge.tables(timed()),

@@ -108,7 +108,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
     status, out, err = run(*ab, *SIZES, "--in-step")
     assert (status, err.count("a step has the sizes of its model")) == (2, 1)
     assert "relu2_forward: mine against" in run("runs", "list")[1]
-    assert re.search(r"\nN=4096, 1 thread\n(.*\n)+.* mine ", run("history", "relu2_forward")[1])
+    assert re.search(r"\nN=4096, 1 thread\n(.*\n)+.* mine ", run("runs", "history", "relu2_forward")[1])
 
     status, out, _ = run("inspect", "relu2_forward", "mine", "--kernels", "mine.py")
     assert status == 0

@@ -20,7 +20,7 @@ from ..wording import guess, nearest, one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 GROUPS = {
-    "measure a training step": ("profile", "scale", "bench", "machine", "runs", "history"),
+    "measure a training step": ("profile", "scale", "bench", "machine", "runs"),
     "write a kernel": (
         "kernels",
         "new-kernel",
@@ -41,6 +41,7 @@ VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 """The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``. Its docstring
 is the help: the first line for ``cpuopt -h``, then a description, then examples, each an indented line."""
 MOVED = {
+    "history": "is now 'cpuopt runs history'",
     "verdicts": "was removed; 'cpuopt ab OP A A' compares a kernel with itself",
     "verify": "was removed; 'cpuopt eval' measures a model, and the tests hold llm.c's own test",
 }

@@ -1,11 +1,13 @@
 """``cpuopt runs``: list, show and compare what was measured before.
 
-Every profile, ab, sweep, bench, tune and train keeps a record in runs/. Two profiles are compared op by op.
+Every profile, ab, sweep, bench, tune and train keeps a record in runs/. Two profiles are compared op by op. The history
+of an op has a row for each of its measurements, with the hash of the kernel's source and the commit.
 
 Examples::
 
     cpuopt runs list
     cpuopt runs compare A B
+    cpuopt runs history gelu_forward
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from __future__ import annotations
 import argparse
 
 from ..files.outputs import Output, check_unread
-from .common import check_targets, shared, show
+from .common import check_targets, known_op, shared, show
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    what = p.add_subparsers(dest="what", metavar="list|show|compare", required=True)
+    what = p.add_subparsers(dest="what", metavar="list|show|compare|history", required=True)
     for name, words, help_ in (
         ("list", (), "list all records, oldest first"),
         ("show", ("RUN",), "show one record; a part of its name suffices"),
         ("compare", ("A", "B"), "compare two profiles op by op, with the noise between them"),
+        ("history", (), "show the speed of an op over the records of this machine"),
     ):
         q = what.add_parser(name, help=help_)
         for word in words:
@@ -31,6 +34,8 @@ def flags(p: argparse.ArgumentParser) -> None:
                 metavar=word,
                 help="Use the record with this name, or this part of it, as 'cpuopt runs list' shows it.",
             )
+        if name == "history":
+            shared(q, "op")
         shared(q, "--runs", "--json")
         if name == "show":
             q.add_argument(
@@ -43,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from ..files import write_whole
     from ..lab import records
+    from ..measure.rates import machine_id
     from ..report import console, html
     from ..report import records as report
     from ..report.html import sweep
@@ -53,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
         found = records.entries(args.runs)
         rows = [{k: getattr(e, k) for k in ("name", "kind", "time", "what", "trouble")} for e in found]
         show(args, {"runs": rows}, lambda: report.listing(found, args.runs))
+    elif args.what == "history":
+        found = records.entries(args.runs)
+        own = records.compared_ops(found)  # an op of one's own is in no package
+        measured = records.history(found, known_op("runs history", args.op, own), machine_id())
+        show(args, {"op": args.op, "rows": measured}, lambda: report.history(args.op, measured))
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
         with records.readable(entry):

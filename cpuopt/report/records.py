@@ -1,4 +1,4 @@
-"""The tables of `cpuopt runs` and `cpuopt history`."""
+"""The tables of `cpuopt runs`."""
 
 from __future__ import annotations
 
