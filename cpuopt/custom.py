@@ -347,7 +347,7 @@ class DifferentiableOp:
             if worst.refused:
                 raise UserError(
                     f"{self.backward.name}: the backward by hand disagrees with the generated one: {worst.reason}; "
-                    f"see 'cpuopt ad {self.name}'"
+                    f"see 'cpuopt new-kernel {self.name} --backward'"
                 )
         except BaseException:
             registry.KERNELS[self.backward.name, registry.BASE] = kept

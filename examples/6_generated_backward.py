@@ -19,7 +19,7 @@ def mish(out, inp):
 
 # The backward is a kernel like those that people write. Each of its lines
 # names the line of the forward that it comes from, which is left out here;
-# `cpuopt ad mish --kernels FILE` prints all.
+# `cpuopt new-kernel mish --backward --kernels FILE` prints all.
 text = mish.generated.text
 for line in text[text.index("def ") :].splitlines():
     print(line.partition("  # ")[0].rstrip())

@@ -34,7 +34,7 @@ COMMANDS = {
     ("scale", "--html"): ["scale", *SMALL, *KERNEL],
     ("bench", "--out"): ["bench", "--model", "gpt2-tiny", "--against", "vanilla", *KERNEL],
     ("inspect", "--html"): ["inspect", "gelu_forward", "vanilla", *KERNEL],
-    ("ad", "--html"): ["ad", "gelu_forward", *KERNEL],
+    ("new-kernel", "--html"): ["new-kernel", "gelu_forward", "--backward", *KERNEL],
     ("new-kernel", "--out"): ["new-kernel", "gelu_forward", *KERNEL],
     **{("sweep", f): ["sweep", "gelu_forward", "--over", "N=64", *KERNEL] for f in ("--html", "--csv", "--svg")},
     ("runs", "--html"): ["runs", "show", "it"],
@@ -217,7 +217,7 @@ def test_a_new_page_in_the_folder_of_a_run_may_be_written_again():
 def test_the_package_is_not_replaced(capsys):
     source = Path(cli.__file__)
     before = source.read_bytes()
-    assert "this command reads it" in refused(capsys, "ad", "gelu_forward", "--html", str(source))
+    assert "this command reads it" in refused(capsys, "new-kernel", "gelu_forward", "--backward", "--html", str(source))
     assert source.read_bytes() == before
 
 

@@ -74,7 +74,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
     assert status == 0
     assert re.search(r"relu2_forward +vanilla *\nrelu2_backward +vanilla, generated", out)
 
-    status, out, _ = run("ad", "relu2", "--kernels", "relu2.py")
+    status, out, _ = run("new-kernel", "relu2", "--backward", "--kernels", "relu2.py")
     assert status == 0
     assert "def relu2_backward(dinp, dinp_add, dout, inp):" in out
 

@@ -20,20 +20,8 @@ from ..wording import guess, nearest, one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 GROUPS = {
-    "measure a training step": ("profile", "scale", "bench", "machine", "runs"),
-    "write a kernel": (
-        "kernels",
-        "new-kernel",
-        "check",
-        "ab",
-        "sweep",
-        "lab",
-        "inspect",
-        "tune",
-        "judge",
-        "mcp",
-    ),
-    "read what is generated": ("program", "ad"),
+    "measure a training step": ("profile", "scale", "bench", "program", "machine", "runs"),
+    "write a kernel": ("kernels", "new-kernel", "check", "ab", "sweep", "lab", "inspect", "tune", "judge", "mcp"),
     "train a model": ("train", "data", "generate", "eval", "convert", "warmup"),
     "set up a shell": ("completion",),
 }
@@ -41,6 +29,7 @@ VERBS = tuple(verb for group in GROUPS.values() for verb in group)
 """The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``. Its docstring
 is the help: the first line for ``cpuopt -h``, then a description, then examples, each an indented line."""
 MOVED = {
+    "ad": "is now 'cpuopt new-kernel OP --backward'; --against is 'cpuopt ab OP_backward VARIANT generated'",
     "history": "is now 'cpuopt runs history'",
     "verdicts": "was removed; 'cpuopt ab OP A A' compares a kernel with itself",
     "verify": "was removed; 'cpuopt eval' measures a model, and the tests hold llm.c's own test",

@@ -1,11 +1,18 @@
-"""``cpuopt new-kernel``: write a commented file to start a kernel from.
+"""``cpuopt new-kernel``: write a commented file to start a kernel from, or print a generated backward.
 
 The file has the op's formula, its arguments and the naive kernel, which is right as it stands.
+
+With --backward, the backward is derived from the source of the forward. A comment above each group of lines has the
+forward's line, and --plan lists which values are kept, computed again or recorded:
+
+    # 21: out[i] = x * inp[i]
+    dinp[i] += dout[i] * x
 
 Examples::
 
     cpuopt new-kernel gelu_forward --out mygelu.py
     cpuopt new-kernel layernorm_forward --variant rows2
+    cpuopt new-kernel gelu_forward --backward --plan
 """
 
 from __future__ import annotations
@@ -18,7 +25,8 @@ from ..errors import UserError
 from ..files import write_whole
 from ..files.outputs import check
 from ..train import settings
-from .common import known_op, shared
+from ..wording import nearest, plain
+from .common import check_targets, known_op, shared, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -27,10 +35,29 @@ def flags(p: argparse.ArgumentParser) -> None:
     settings.flags(p, "kernels")
     p.add_argument("--variant", default="mine", help="Register the kernel under this variant. Default: %(default)s.")
     p.add_argument("--out", type=Path, metavar="FILE", help="Write this new file. Default: OP.py.")
+    p.add_argument("--backward", action="store_true", help="Print the generated backward OP, or those of a forward OP.")
+    p.add_argument(
+        "--from",
+        dest="forward",
+        metavar="VARIANT",
+        default="vanilla",
+        help="Start --backward from this variant of the forward. Default: %(default)s.",
+    )
+    p.add_argument(
+        "--plan",
+        action="store_true",
+        help="List what --backward keeps, recomputes or records, and why.",
+    )
+    shared(p, "--html", help="Write both sources of --backward side by side, linked line by line, to this file.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
+    if args.backward:
+        return _backward(args)
+    for flag in ("plan", "html"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag}: add --backward, which prints the backward that is generated for {args.op}")
     from .. import kernels, ops
     from ..kernels import registry
     from ..lab.starter import home, next_step, starter
@@ -51,4 +78,39 @@ def run(args: argparse.Namespace) -> int:
     check(path, "--out", new=True)
     write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
     print(f"{path}\nnext: {next_step(ops.ALL[args.op], str(path))}")
+    return 0
+
+
+def _backward(args: argparse.Namespace) -> int:
+    """Print the backwards that are generated for an op."""
+    start_numba(None)
+    from .. import kernels, ops
+    from ..kernels import doubles, registry
+    from ..kernels.generated import REFUSED
+    from ..kernels.generated.load import backward
+    from ..report import backward as show
+    from ..report.console import note
+
+    if args.out:
+        raise UserError(f"--out {args.out}: --backward prints, and writes no file but that of --html; leave --out out")
+    check_targets(args)
+    kernels.load_all(args.kernels)
+    every = [(op, op.inverts) for op in ops.ALL.values() if op.inverts]
+    chosen = [(op, of) for op, of in every if args.op in (op.name, of.name, of.name.removesuffix("_forward"))]
+    if not chosen:
+        if args.op in REFUSED:
+            raise UserError(f"new-kernel {REFUSED[args.op]}")
+        known = [op.name for op, _ in every]
+        raise UserError(f"new-kernel {args.op} --backward: no op with a backward; {nearest(args.op, known)}")
+    forwards = [registry.find(of.name, args.forward, "new-kernel --from: ") for _, of in chosen]
+    made = [backward(op, forward) for (op, _), forward in zip(chosen, forwards, strict=True)]
+    for text in filter(None, dict.fromkeys(map(doubles.note, forwards))):
+        note(text)
+    for one in made:
+        print(plain(one.text))
+        if args.plan:
+            print(plain("\n".join(show.plan(one))) + "\n")
+    if args.html:
+        write_whole(args.html, [show.html(made).encode("utf-8", "replace")])
+        print(plain(f"wrote {args.html}"))
     return 0

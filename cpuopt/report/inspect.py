@@ -33,7 +33,7 @@ DIGEST = re.compile(r"(?:.*/)?(\w+)_[0-9a-f]{32}(?=\.py)")
 
 
 def brief(where: str) -> str:
-    """Shorten the place of a file that cpuopt wrote, whose name ends in a digest; ``cpuopt ad`` prints its text."""
+    """Shorten the place of a generated file, whose name ends in a digest; ``new-kernel --backward`` prints its text."""
     return DIGEST.sub(r"generated/\1", where)
 
 

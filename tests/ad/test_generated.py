@@ -114,7 +114,7 @@ def test_every_op_with_a_derivative_has_a_generated_one_or_a_reason(capsys):
     assert set(REFUSED) == without
     assert "matmul_backward_input and gelu_backward" in REFUSED["matmul_gelu_backward"]
     assert "no declared backward" in REFUSED["attention_decode"]
-    assert main(["ad", "matmul_gelu_backward"]) == 2
+    assert main(["new-kernel", "matmul_gelu_backward", "--backward"]) == 2
     assert "matmul_gelu_backward: it fuses" in capsys.readouterr().err
 
 

@@ -135,5 +135,5 @@ def test_a_model_and_the_command_say_so(capsys):
     assert notes[0] == ""
     assert re.match(NOTE, notes[1])
     assert notes[1] in Engine(Model(double), {"x": ((2, 4), "float32"), "y": ((2,), "int32")}).notes
-    assert main(["ad", "in_double"]) == 0
+    assert main(["new-kernel", "in_double", "--backward"]) == 0
     assert re.search(NOTE, " ".join(capsys.readouterr().err.split()))

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import Choice, check_gradient, differentiable, kernel, nn, ops
+from cpuopt import Choice, check_gradient, differentiable, nn, ops
 from cpuopt import functional as F
 from cpuopt.ad import emit
 from cpuopt.ad.activity import Activity
 from cpuopt.check import gradient
-from cpuopt.check.cases import SMALL
-from cpuopt.cli import ad as verb
 from cpuopt.cli import main
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -175,9 +173,9 @@ def test_a_result_that_is_not_a_number_fails():
     assert result.verdict == "wrong"
 
 
-def test_ad_prints_the_source_its_plan_and_a_page(tmp_path, capsys):
+def test_a_generated_backward_is_printed_with_its_plan_and_a_page(tmp_path, capsys):
     page = tmp_path / "page.html"
-    assert main(["ad", "layernorm", "--plan", "--html", str(page)]) == 0
+    assert main(["new-kernel", "layernorm", "--backward", "--plan", "--html", str(page)]) == 0
     said = capsys.readouterr().out
     assert "def layernorm_backward(dinp, dinp_add," in said
     assert "# 27: d = inp[bt, i] - m" in said
@@ -186,29 +184,8 @@ def test_ad_prints_the_source_its_plan_and_a_page(tmp_path, capsys):
     html = page.read_text()
     assert html.count("<section>") == 1
     assert 'data-line="27"' in html
-    assert main(["ad", "layernom"]) == 2
+    assert main(["new-kernel", "layernom", "--backward"]) == 2
     assert "did you mean" in capsys.readouterr().err
-
-
-def test_ad_compares_the_generated_kernel_with_another(monkeypatch, capsys):
-    monkeypatch.setattr(verb, "SIZES", SMALL)
-    assert main(["ad", "gelu", "--against", "vanilla"]) == 0
-    said = capsys.readouterr().out
-    assert "gelu_backward[generated]" in said
-    assert said.count("right") == 2
-    assert re.search(r"generated takes \d\.\d+ \[.*\] times as long as vanilla: ", said)
-
-    def gelu_backward(dinp, dinp_add, dout, inp):
-        for i in range(len(inp)):
-            dinp[i] = dout[i]
-
-    kernel(ops.gelu_backward, "wrong", jit=False)(gelu_backward)
-    assert main(["ad", "gelu", "--against", "wrong"]) == 1
-    said = capsys.readouterr().out
-    assert "wrong" in said
-    assert "times as long" not in said
-    assert main(["ad", "gelu", "--against", "mine"]) == 2
-    assert "gelu_backward has no variant" in capsys.readouterr().err
 
 
 def cast_forward(out, inp):
