@@ -21,7 +21,7 @@ from ..wording import guess, nearest, one_line, plain
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 GROUPS = {
     "measure a training step": ("profile", "scale", "bench", "program", "machine", "runs"),
-    "write a kernel": ("kernels", "new-kernel", "check", "ab", "sweep", "lab", "inspect", "tune", "judge", "mcp"),
+    "write a kernel": ("kernels", "new-kernel", "check", "ab", "sweep", "lab", "inspect", "tune", "judge"),
     "train a model": ("train", "data", "generate", "eval", "convert", "warmup"),
     "set up a shell": ("completion",),
 }
@@ -31,6 +31,7 @@ is the help: the first line for ``cpuopt -h``, then a description, then examples
 MOVED = {
     "ad": "is now 'cpuopt new-kernel OP --backward'; --against is 'cpuopt ab OP_backward VARIANT generated'",
     "history": "is now 'cpuopt runs history'",
+    "mcp": "is now 'cpuopt judge --mcp'",
     "verdicts": "was removed; 'cpuopt ab OP A A' compares a kernel with itself",
     "verify": "was removed; 'cpuopt eval' measures a model, and the tests hold llm.c's own test",
 }

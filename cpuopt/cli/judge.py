@@ -33,6 +33,11 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--op", dest="of", default="", metavar="OP", help="Use the candidate for this op.")
     p.add_argument("--check", action="store_true", help="Check only; time nothing, and keep nothing.")
     p.add_argument("--serve", action="store_true", help="Answer requests from stdin, a JSON object on each line.")
+    p.add_argument(
+        "--mcp",
+        action="store_true",
+        help="Answer requests of the Model Context Protocol; needs pip install 'cpuopt[mcp]'.",
+    )
     p.add_argument("--tasks", action="store_true", help="List the ops that candidates can be written for.")
     p.add_argument(
         "--time", action="store_true", help="Add the package's times and the roof's to --tasks; takes minutes."
@@ -48,10 +53,10 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status: 1 if the candidate is refused."""
-    asked = [name for name in ("file", "serve", "tasks", "board") if getattr(args, name)]
+    asked = [name for name in ("file", "serve", "mcp", "tasks", "board") if getattr(args, name)]
     if len(asked) != 1:
         given = " and ".join(asked) or "nothing"
-        raise UserError(f"judge: {given} given; expected one of FILE, --serve, --tasks and --board")
+        raise UserError(f"judge: {given} given; expected one of FILE, --serve, --mcp, --tasks and --board")
     if args.adopt and not args.board:
         raise UserError(f"--adopt {args.adopt}: add --board OP, whose best it takes")
     if args.file and not args.of:
@@ -63,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if args.html and not (args.tasks or args.board):
         raise UserError(f"--html {args.html}: add --board OP for its board, or --tasks for the boards of all")
     common.check_targets(args)
+    if args.mcp:
+        from . import mcp
+
+        return mcp.run(args)
     text, sizes = text_of(args.file) if args.file else "", (args.model, args.B, args.T)
     start_numba(args.threads)
     from .. import kernels, ops  # noqa: F401  (registers them)

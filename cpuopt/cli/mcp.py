@@ -1,13 +1,7 @@
-"""``cpuopt mcp``: offer the judge to a program, over the Model Context Protocol on stdin and stdout.
+"""``cpuopt judge --mcp``: the judge for a program, over the Model Context Protocol on stdin and stdout.
 
-It needs the extra ``mcp``: pip install 'cpuopt[mcp]'. The tools list tasks, describe one, check, time and inspect a
-candidate, profile a training step, submit to the board, read it, and adopt its best. A client names a preset as the
-model, or the --model given here.
-
-Examples::
-
-    cpuopt mcp
-    cpuopt mcp --threads 1 --runs runs
+The tools list tasks, describe one, check, time and inspect a candidate, profile a training step, submit to the board,
+read it, and adopt its best. A client names a preset as the model, or the --model given here.
 """
 
 from __future__ import annotations
@@ -20,29 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from .. import __version__, models
+from .. import __version__
 from ..errors import UserError
-from ..train import settings
-from . import common
-from .common import shared, start_numba
+from .common import start_numba
 
 if TYPE_CHECKING:
     from ..judge.desk import Desk
 
 
-def flags(p: argparse.ArgumentParser) -> None:
-    """Add the verb's flags."""
-    settings.flags(p, "kernels", "threads", model=models.DEFAULT)
-    shared(p, "--runs")
-
-
 def run(args: argparse.Namespace) -> int:
-    """Run the verb until stdin closes; return its exit status."""
-    common.check_targets(args)
+    """Answer requests until stdin closes; return the exit status."""
     try:
         import mcp.server.lowlevel  # noqa: F401
     except ImportError:
-        raise UserError("mcp: its library is not installed; pip install 'cpuopt[mcp]'") from None
+        raise UserError("--mcp: its library is not installed; pip install 'cpuopt[mcp]'") from None
     start_numba(args.threads)
     from .. import kernels  # noqa: F401  (registers them)
     from ..judge.desk import Desk

@@ -1,6 +1,6 @@
 """What a person or a program asks of the judge: tasks, verdicts, the board. Each answer is one JSON object.
 
-`cpuopt judge --serve` and `cpuopt mcp` offer these functions, and Python calls them.
+`cpuopt judge --serve` and `cpuopt judge --mcp` offer these functions, and Python calls them.
 
 A board is of one op at one model, batch, length of rows and number of threads: scores at others cannot be compared. It
 has, for each machine code, the lowest score that it ever had, so that to submit a kernel again gains nothing. A

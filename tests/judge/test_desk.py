@@ -790,7 +790,7 @@ def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "judge: nothing given; expected one of FILE, --serve, --tasks and --board"),
+        ([], "judge: nothing given; expected one of FILE, --serve, --mcp, --tasks and --board"),
         (["--tasks", "--serve"], "judge: serve and tasks given; expected one of"),
         (["x.py"], "judge x.py: add --op OP"),
         (["x.py", "--op", "gelu_forward"], "judge x.py: No such file or directory; expected the text of a kernel"),
@@ -831,7 +831,7 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
 
     server = StdioServerParameters(
         command=sys.executable,
-        args=["-m", "cpuopt", "mcp", "--threads", "2"],
+        args=["-m", "cpuopt", "judge", "--mcp", "--threads", "2"],
         cwd=str(tmp_path),
         env={"PYTHONPATH": str(Path(cli.__file__).parents[2]), "OMP_WAIT_POLICY": "passive"},
     )
@@ -889,7 +889,7 @@ def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path: Path) -
         (json.dumps({**call, "id": 3}), 3, "check: missing a required argument: 'text'"),
     ]
     with subprocess.Popen(
-        [sys.executable, "-m", "cpuopt", "mcp"],
+        [sys.executable, "-m", "cpuopt", "judge", "--mcp"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
