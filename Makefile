@@ -26,7 +26,7 @@ train-ranks: $(VENV)/.mpi ## the same on two ranks
 
 # kernels are compiled first, on all cores; a test would compile them one after another
 test: $(VENV)/.dev ## the tests, on all cores
-	$(BIN)/cpuopt warmup --all
+	$(BIN)/cpuopt kernels --compile
 	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
 # the environment with MPI is made while ruff and mypy, which take one core, run
@@ -69,7 +69,7 @@ test-slow: $(VENV)/.dev ## the tests marked slow
 
 # with the oldest versions that pyproject.toml admits, in an environment and with kernels of their own
 test-oldest: $(VENV)-oldest/.installed ## the tests with the oldest libraries that pyproject.toml allows
-	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt warmup --all
+	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt kernels --compile
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi and not arm" $(ARGS)
 
 # the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their

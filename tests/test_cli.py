@@ -412,7 +412,16 @@ def test_profile_in_detail_has_every_layer(run):
     assert len(re.findall(r"^\S+ +(?:\w+_(?:forward|backward|backward_\w+)|adamw|sumsq) +[12] ", out, re.M)) > 60
 
 
-# program, kernels, warmup, data
+@pytest.mark.parametrize("name", cli.MOVED)
+def test_a_verb_of_an_earlier_version_answers_with_what_replaced_it(capsys, name):
+    assert cli.main([name, "gelu_forward", "--any"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    (verb,) = re.fullmatch(rf"cpuopt {name} (?:is now|was removed;) 'cpuopt ([\w-]+).*\n", err).groups()
+    assert verb in cli.VERBS
+
+
+# program, kernels, data
 
 
 def test_program_of_one_phase(run):
@@ -448,8 +457,8 @@ def test_kernels_are_listed(run):
     assert mine == [{**row, "where": f"{Path.cwd() / 'mine.py'}:5"}]
 
 
-def test_warmup_compiles_what_the_next_command_needs(capsys):
-    job = ["warmup", "--model", "gpt2-tiny", "-B", "2", "-T", "16", *unique_kernel()]
+def test_kernels_are_compiled_for_the_next_command(capsys):
+    job = ["kernels", "residual", "--compile", *unique_kernel()[:2]]
     assert cli.main(job) == 0
     first, second = capsys.readouterr(), cpuopt(*job)
     told = [re.fullmatch(r"(\d+) kernels compiled, (\d+) were there\n", out) for out in (first.out, second.stdout)]

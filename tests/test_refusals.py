@@ -62,11 +62,11 @@ train JOB <--beta1 --beta2> <1.0 -0.1 nan> | | ^<1> <2>: expected 0 or more, and
 train JOB --weight-decay <-0.1 nan inf> | | ^--weight-decay <1>: expected 0 or more
 train JOB -T 65 | | ^-T 65: gpt2-tiny has a context of 64 tokens; take -T 64 or less
 profile JOB --warmup -1 | | ^--warmup -1: expected 0 or more$
-<profile program warmup> JOB -T 65 | | context of 64 tokens
-<profile program warmup> JOB --seed -1 | | --seed -1
-<profile program warmup> JOB --variant fastest | | MISSING
-<profile program warmup> JOB --kernels none.py | | no such file
-<profile program warmup> JOB --fuse loops | | no such rewrite
+<profile program> JOB -T 65 | | context of 64 tokens
+<profile program> JOB --seed -1 | | --seed -1
+<profile program> JOB --variant fastest | | MISSING
+<profile program> JOB --kernels none.py | | no such file
+<profile program> JOB --fuse loops | | no such rewrite
 
 train JOB --model gpt2-tinny | | --model 'gpt2-tinny': no such preset; did you mean 'gpt2-tiny'?
 train JOB --model bert | | no such preset; known: gpt2-tiny, …
@@ -156,7 +156,7 @@ prfile | | ^'prfile': no such verb; did you mean 'profile'?$
 train --stpes 5 | | unrecognized argument '--stpes'; did you mean '--steps'?; see 'cpuopt train -h'
 train --qqqqq | | unrecognized argument '--qqqqq'; see 'cpuopt train -h'
 runs list --jsno | | unrecognized argument '--jsno'; did you mean '--json'?
-runs lst | | 'lst' is none of list, show, compare; did you mean 'list'?
+runs lst | | 'lst' is none of list, show, compare, history; did you mean 'list'?
 program --pass foward | | did you mean 'forward'?; see 'cpuopt program -h'
 train --schedule cosin | | one of constant, cosine, linear, wsd; did you mean 'cosine'?
 new-kernel gelu | | 'gelu': no such op; the nearest of OPS: gelu_forward, gelu_backward, …
@@ -489,7 +489,7 @@ def test_a_limit_on_memory_costs_one_line():
 
 
 def test_a_threading_layer_that_is_not_installed():
-    verbs = ["train --model gpt2-tiny --steps 1", "check gelu --quick", "machine", "warmup"]
+    verbs = ["train --model gpt2-tiny --steps 1", "check gelu --quick", "machine", "kernels --compile"]
     code = "import sys; sys.modules['numba.np.ufunc.tbbpool'] = None; from cpuopt import cli\n"
     code += f"sys.exit(7 if {{cli.main(words.split()) for words in {verbs}}} == {{2}} else 1)"
     asked = "cpuopt: NUMBA_THREADING_LAYER=tbb: its library is not installed; unset it, or take omp or workqueue\n"

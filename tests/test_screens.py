@@ -321,7 +321,7 @@ def test_the_check_of_words_notices(monkeypatch):
 
 
 def test_every_verb_that_prints_a_table_is_here():
-    lines = {"generate", "eval", "program", "new-kernel", "convert", "warmup", "completion"}
+    lines = {"generate", "eval", "program", "new-kernel", "convert", "completion"}
     assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}
 
 

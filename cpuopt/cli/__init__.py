@@ -22,7 +22,7 @@ DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, an
 GROUPS = {
     "measure a training step": ("profile", "scale", "bench", "program", "machine", "runs"),
     "write a kernel": ("kernels", "new-kernel", "check", "ab", "sweep", "lab", "inspect", "tune", "judge"),
-    "train a model": ("train", "data", "generate", "eval", "convert", "warmup"),
+    "train a model": ("train", "data", "generate", "eval", "convert"),
     "set up a shell": ("completion",),
 }
 VERBS = tuple(verb for group in GROUPS.values() for verb in group)
@@ -34,6 +34,7 @@ MOVED = {
     "mcp": "is now 'cpuopt judge --mcp'",
     "verdicts": "was removed; 'cpuopt ab OP A A' compares a kernel with itself",
     "verify": "was removed; 'cpuopt eval' measures a model, and the tests hold llm.c's own test",
+    "warmup": "is now 'cpuopt kernels --compile'",
 }
 """What verbs of earlier versions answer."""
 

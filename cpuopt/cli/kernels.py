@@ -1,11 +1,13 @@
-"""``cpuopt kernels``: list ops and the variants that compute them.
+"""``cpuopt kernels``: list ops and the variants that compute them, or compile these kernels.
 
-An op and a variant in brackets, as in gelu_forward[vanilla], name a kernel; every flag takes these names.
+An op and a variant in brackets, as in gelu_forward[vanilla], name a kernel; every flag takes these names. Compiled
+kernels are kept on disk. A command compiles what it needs; with --compile, it is there before.
 
 Examples::
 
     cpuopt kernels matmul
     cpuopt kernels --kernels mygelu.py
+    cpuopt kernels --compile
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import argparse
 from ..errors import UserError
 from ..train import settings
 from ..wording import nearest
-from .common import shared, show
+from .common import shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -23,12 +25,15 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "op", nargs="*", metavar="OP", help="List these ops: names, globs or families such as matmul. Default: all."
     )
+    p.add_argument("--compile", action="store_true", help="Compile the kernels of these ops, one process a core.")
     settings.flags(p, "kernels")
     shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
+    if args.compile:
+        start_numba(None)
     from .. import kernels, ops
     from ..kernels import registry
     from ..report import console
@@ -37,11 +42,20 @@ def run(args: argparse.Namespace) -> int:
     for pattern in args.op:
         if not any(registry.op_matches(name, pattern) for name in ops.ALL):
             raise UserError(f"kernels {pattern!r}: no op matches; {nearest(pattern, [*registry.FAMILIES, *ops.ALL])}")
-    table = [
-        {"op": name, "label": op.label, "variant": v, "where": registry.KERNELS[name, v].where}
-        for name, op in ops.ALL.items()
+    found = [
+        registry.KERNELS[name, variant]
+        for name in ops.ALL
         if not args.op or any(registry.op_matches(name, pattern) for pattern in args.op)
-        for v in registry.variants(name)
+        for variant in registry.variants(name)
     ]
+    if args.compile:
+        from ..kernels.compile import jit
+
+        with console.compiling() as progress:
+            compiled = jit.compile_kernels(found, files=args.kernels, progress=progress)
+        content = {"compiled": compiled, "there": len(found) - compiled}
+        show(args, content, lambda: [f"{compiled} kernels compiled, {len(found) - compiled} were there"])
+        return 0
+    table = [{"op": k.op.name, "label": k.op.label, "variant": k.variant, "where": k.where} for k in found]
     show(args, {"kernels": table}, lambda: console.kernels_table(table))
     return 0
