@@ -33,7 +33,7 @@ from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.program.arena import gb
-from cpuopt.report import files, html
+from cpuopt.report import html
 from cpuopt.report.html import curves, labels, markup, shades, sweep
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
@@ -662,16 +662,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(flag, tmp
         error = capsys.readouterr().err
         assert error == f"cpuopt: {flag} {path}: cannot be written ({why}); name a file in a folder that exists\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_whole_or_not_there(tmp_path):
-    (tmp_path / "r.html").write_text("old")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        files.write_json(tmp_path / "r.html", {"x": nan})
-    with pytest.raises(UserError, match=r"cannot write '.*r\.html/x': Not a directory; free the place or choose"):
-        files.write_json(tmp_path / "r.html" / "x", {})
-    assert (tmp_path / "r.html").read_text() == "old"
-    assert [f.name for f in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_train_and_profile_write_reports(tmp_path, here, monkeypatch, capsys):

@@ -5,13 +5,14 @@ Format: ``traceEvents`` of the Trace Event Format, complete events (``ph: "X"``)
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import write_whole
 from ..program.program import Value
 from ..wording import count
-from .files import write_json
 
 if TYPE_CHECKING:
     from ..building import Bound
@@ -36,7 +37,8 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
     header = f"{profile.model} B {profile.B} T {profile.T}, {count(profile.threads, 'thread')}"
     about = {"model": profile.model, "variant": profile.variant, "swaps": ", ".join(profile.swaps)} | profile.versions
     events = trace_events(profile.raw[-steps:], header)
-    write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    write_whole(path, [json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")])
 
 
 def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[dict[str, Any]]:
