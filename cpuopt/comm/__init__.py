@@ -25,15 +25,12 @@ class Comm(Protocol):
     Attributes
     ----------
     rank, size : the number of this rank, and of all.
-    local_rank, local_size : the same among the ranks of this host.
     name : of the library, as profiles show it.
     shared : whether `memory` lies in memory that all ranks see.
     """
 
     rank: int
     size: int
-    local_rank: int
-    local_size: int
     name: str
     shared: bool
 
@@ -88,7 +85,7 @@ class Comm(Protocol):
 class Serial:
     """One process alone."""
 
-    rank, size, local_rank, local_size = 0, 1, 0, 1
+    rank, size = 0, 1
     name, shared = "serial", False
 
     def memory(self, nbytes: int) -> Array:

@@ -74,14 +74,13 @@ class Mpi:
         self._mpi, self._world = MPI, MPI.COMM_WORLD
         host = self._world.Split_type(MPI.COMM_TYPE_SHARED)
         self.rank, self.size = self._world.rank, self._world.size
-        self.local_rank, self.local_size = host.rank, host.size
         if promise:
             keeps(promise, self.size)
         self.notes: list[str] = []
         self._requests: dict[int, list[Any]] = {}
         self._open: list[Any] = []
         self._unseen = False
-        self.shared = 1 < self.size == self.local_size and not messages and hasattr(os, "memfd_create")
+        self.shared = 1 < self.size == host.size and not messages and hasattr(os, "memfd_create")
         if self.shared:
             try:
                 self.memory(PAGE)

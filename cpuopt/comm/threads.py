@@ -61,7 +61,6 @@ class Thread:
 
     def __init__(self, team: Team, rank: int) -> None:
         self.team, self.rank, self.size = team, rank, team.size
-        self.local_rank, self.local_size = rank, team.size
         self.name, self.shared = "threads", team.shared
         self._begun = False
         self._expected: dict[int, deque[int]] = defaultdict(deque)
