@@ -21,7 +21,6 @@ from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedC
 from rich.segment import Segment
 from rich.text import Text
 
-from ..check.result import RIGHT, WRONG
 from ..data.chats import Chats
 from ..data.given import Given
 from ..files.outputs import free
