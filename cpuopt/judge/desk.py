@@ -395,7 +395,7 @@ def adopted(text: str, op: str, name: str, note: str) -> str:
     file = f"{rules.GUARD}  # no other names of Python's\n# {one_line(note)}\n{renamed(text, op, name)}"
     try:
         rules.read(file)
-    except rules.RefusedError as e:
+    except rules.BreachError as e:
         raise UserError(f"--adopt {name}: the rules refuse what would be written: {e}") from e
     want = ast.parse(text.encode())
     for old in names_of(want, op):

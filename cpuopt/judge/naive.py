@@ -25,7 +25,7 @@ def text_of(op: Op, variant: str = BASE, name: str = "mine") -> str:
     text = "\n".join([*dict.fromkeys(imports), "", body])
     try:
         found = rules.read(text).kernels
-    except rules.RefusedError as e:
+    except rules.BreachError as e:
         raise UserError(f"{kernel.name} does not stand alone: {e}") from e
     if (op.name, name) not in found:
         raise UserError(f"{kernel.name} has no text of its own: a rule makes it")

@@ -122,7 +122,7 @@ GUARD = "from cpuopt.judge.rules import NAMES as __builtins__"
 """The first line of an adopted file, by which its functions have those names alone."""
 
 
-class RefusedError(Exception):
+class BreachError(Exception):
     """A text breaks a rule; the message has the line, what stands there, and what is allowed."""
 
     def __init__(self, rule: str, line: int, said: str) -> None:
@@ -146,13 +146,13 @@ def read(text: str, without: Collection[str] = ()) -> Candidate:
 
     Raises
     ------
-    RefusedError
+    BreachError
         For the first breach of a rule.
     """
     try:
         return _Text(text, frozenset(without)).candidate()
     except RecursionError:
-        raise RefusedError("text", 1, "its syntax has too many levels") from None
+        raise BreachError("text", 1, "its syntax has too many levels") from None
 
 
 @dataclass
@@ -170,7 +170,7 @@ class _Text:
 
     def refuse(self, rule: str, node: ast.AST | None, said: str) -> None:
         if rule not in self.without:
-            raise RefusedError(rule, getattr(node, "lineno", 1), said)
+            raise BreachError(rule, getattr(node, "lineno", 1), said)
 
     def candidate(self) -> Candidate:
         try:
@@ -182,7 +182,7 @@ class _Text:
             small = depth <= DEEPEST and nodes <= MOST_NODES
             other = small and b"coding" in raw and ast.dump(ast.parse(raw)) != ast.dump(tree)
         except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError) as e:
-            raise RefusedError("text", getattr(e, "lineno", None) or 1, f"it cannot be parsed ({e})") from None
+            raise BreachError("text", getattr(e, "lineno", None) or 1, f"it cannot be parsed ({e})") from None
         if other:  # an encoding can hide lines in what is a comment here
             self.refuse("text", None, "the encoding that it declares makes another text of it")
         if not small:

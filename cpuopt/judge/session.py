@@ -537,7 +537,7 @@ def read(text: str, op: Op) -> Submission:
     """
     try:
         kernels = [variant for name, variant in rules.read(text).kernels if name == op.name]
-    except rules.RefusedError as e:
+    except rules.BreachError as e:
         raise Stopped(BY_RULE, plain(str(e)), rule=e.rule, line=e.line) from None
     if len(kernels) != 1:
         raise Stopped(BY_RULE, f"the text registers {len(kernels)} kernels of {op.name}; expected one", rule="task")

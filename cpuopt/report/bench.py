@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..isolate.process import PHASES
-from ..lab.peers import Result, View
+from ..lab.peers import PeerResult, View
 from ..ops.storage import WIDE
 from ..wording import count, spread
 from . import style
@@ -40,7 +40,7 @@ class BenchView(View):
         """Print which peer does not run, and why."""
         put(self.bar.console, f"{peer} is left out: {why}")
 
-    def result(self, result: Result) -> None:
+    def result(self, result: PeerResult) -> None:
         """Print a result."""
         head = f"{size_of(asdict(result))} {result.peer}"
         if result.ratio:

@@ -131,7 +131,7 @@ def accepted(texts: list[str]) -> Iterator[str]:
     for text in texts:
         try:
             rules.read(text)
-        except rules.RefusedError:
+        except rules.BreachError:
             continue
         yield text
 

@@ -26,7 +26,7 @@ def test_the_corpus_is_as_large_as_it_should_be() -> None:
 def test_each_rule_has_a_text_that_it_alone_stops() -> None:
     assert ONLY.keys() == rules.RULES.keys()
     for rule, text in ONLY.items():
-        with pytest.raises(rules.RefusedError) as e:
+        with pytest.raises(rules.BreachError) as e:
             rules.read(text)
         assert e.value.rule == rule, (rule, str(e.value))
         assert rules.read(text, without={rule}).kernels, rule
@@ -41,7 +41,7 @@ def test_hostile_texts_are_refused_by_a_rule() -> None:
 
 
 def test_what_was_refused_is_said_with_its_line_and_what_is_allowed() -> None:
-    with pytest.raises(rules.RefusedError, match=r"line 5: import os; allowed are numpy as np, math, numba's prange"):
+    with pytest.raises(rules.BreachError, match=r"line 5: import os; allowed are numpy as np, math, numba's prange"):
         rules.read(ONLY["import"])
 
 
@@ -77,7 +77,7 @@ SHAPES = {
 def test_reading_a_text_of_any_shape_takes_little_time(name: str) -> None:
     assert len(SHAPES[name]) <= rules.LONGEST
     start = time.process_time()
-    with contextlib.suppress(rules.RefusedError):
+    with contextlib.suppress(rules.BreachError):
         rules.read(SHAPES[name])
     assert time.process_time() - start < 2
 

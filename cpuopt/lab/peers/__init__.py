@@ -87,7 +87,7 @@ def way(workers: Iterable[Worker], threads: int, pause_s: float = PAUSE_S) -> st
 
 
 @dataclass
-class Result:
+class PeerResult:
     """The result of one size against one peer; fields of both sides have the keys ``cpuopt`` and ``peer``.
 
     Attributes
@@ -160,7 +160,7 @@ class View:
     def at(self, cost: float) -> None:
         """Some of `Plan.cost` is done."""
 
-    def result(self, result: Result) -> None:
+    def result(self, result: PeerResult) -> None:
         """One size against one peer is measured."""
 
     def left_out(self, peer: str, why: str) -> None:
@@ -199,7 +199,7 @@ class Bench:
         self.ours = {s.name: ours or own_side(plan, s.name) for s in self.theirs}
         self.left_out: dict[str, str] = {}
         self.config = models.parse(plan.model)
-        self.results: list[Result] = []
+        self.results: list[PeerResult] = []
         self._machine = machine.describe()  # its load, before any of this
         self._cost = 0.0
 
@@ -246,11 +246,11 @@ class Bench:
         missing = [(s.name, B, T) for B, T in self.plan.sizes for s in self.theirs if (s.name, B, T) not in known]
         self.results += [self._result(*which, refused=why) for which in missing]
 
-    def _result(self, peer: str, B: int, T: int, **more: Any) -> Result:
+    def _result(self, peer: str, B: int, T: int, **more: Any) -> PeerResult:
         """Begin a result."""
         own = self.plan.own_dtype(peer)
         theirs = PEERS[peer].dtype if peer in PEERS else own
-        return Result(peer, B, T, self.plan.threads, dtype=own, peer_dtype=theirs, **more)
+        return PeerResult(peer, B, T, self.plan.threads, dtype=own, peer_dtype=theirs, **more)
 
     def record(self) -> dict[str, Any]:
         """Return the record so far, for JSON."""
@@ -310,7 +310,7 @@ class Bench:
         if not (self.theirs or self.results):
             raise UserError(f"--peer {BEST}: this machine has none: {'; '.join(dict.fromkeys(self.left_out.values()))}")
 
-    def _pair(self, side: Side, B: int, T: int, folder: Path) -> Result:
+    def _pair(self, side: Side, B: int, T: int, folder: Path) -> PeerResult:
         """Measure one size against one peer."""
         result = self._result(side.name, B, T)
         with ExitStack() as stack:
@@ -378,7 +378,7 @@ class Bench:
             )
         return dict(answer.get("versions", {}))
 
-    def _compare(self, workers: Mapping[str, Worker], result: Result) -> None:
+    def _compare(self, workers: Mapping[str, Worker], result: PeerResult) -> None:
         """Train with both sides in alternating trials, and compute the figures."""
         times = {key: Steps() for key in workers}
         trials = 0
