@@ -8,7 +8,6 @@ from numba import prange
 from cpuopt import differentiable
 from cpuopt.ad import differentiate, finite
 from cpuopt.check import dual, worker
-from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
 from cpuopt.kernels.compile import jit
 from cpuopt.ops.declaration import N, inp, out
