@@ -24,9 +24,10 @@ from numba import prange
 
 from cpuopt import kernels as _registered  # noqa: F401
 from cpuopt.kernels.compile.jit import helper
-from cpuopt.kernels.optimized.matmul import WIDE, pack_tokens
+from cpuopt.kernels.optimized.matmul import WIDE, pack_tokens_by
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import threads
+from cpuopt.kernels.toolkit.micro import FLOATS
 from cpuopt.kernels.toolkit.simd import LANES, MR, NR, at, product
 from cpuopt.program.arena import Arena
 from cpuopt.program.program import Value
@@ -67,6 +68,9 @@ def weight_outside(out, inp, weight):
             for i in range(inp.shape[1]):
                 val += inp[bt, i] * weight[o, i]
             out[bt, o] = val
+
+
+pack_tokens = pack_tokens_by(FLOATS)
 
 
 @helper()

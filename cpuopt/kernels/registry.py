@@ -186,13 +186,13 @@ KERNELS: dict[tuple[str, str], Kernel] = {}
 """Every registered kernel, by (op name, variant)."""
 
 
-def register(kernel: Kernel, params: Sequence[str], of: str = "") -> None:
+def register(kernel: Kernel, params: Sequence[str], of: str = WIDE) -> None:
     """Add a kernel, after checking its parameters against the declaration.
 
     Parameters
     ----------
     params : the names of its function's parameters.
-    of : the type of arguments for which it takes the place of the kernel that is there already.
+    of : the type of arguments that it takes; of another than the usual one, it takes the place of the kernel there.
 
     Raises
     ------
@@ -212,7 +212,7 @@ def register(kernel: Kernel, params: Sequence[str], of: str = "") -> None:
             f"write def {kernel.op.name}({', '.join(want)})  [{kernel.where}]"
         )
     key = kernel.op.name, kernel.variant
-    if of:
+    if of != WIDE:
         KERNELS[key].others[of] = kernel
         return
     if key in KERNELS:

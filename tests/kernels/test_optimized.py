@@ -16,13 +16,13 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
-from cpuopt.kernels.optimized.matmul import is_thin, largest, piece, pieces, prefers_tokens, token_pieces
-from cpuopt.kernels.optimized.matmul_bf16 import prefers_word_tokens
+from cpuopt.kernels.optimized.matmul import PRODUCTS, is_thin, largest, piece, pieces, token_pieces
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
 from cpuopt.kernels.toolkit.threads import SMALL
 
+prefers_floats, prefers_words = (products.prefers for products in PRODUCTS)
 OPS = [op for op in ops.ALL.values() if not op.name.startswith("matmul") and (op.name, "optimized") in KERNELS]
 SIZES = {"B": 2, "T": 70, "C": 40, "NH": 2, "V": 301, "maxT": 70}
 F32 = np.float32
@@ -360,7 +360,7 @@ def test_part_of_a_vector(n):
 
 @pytest.mark.parametrize(
     ("prefers", "half", "M", "K", "N"),
-    [(prefers_tokens, False, 200, 70, 45), (prefers_word_tokens, True, 200, 70, 45)],
+    [(prefers_floats, False, 200, 70, 45), (prefers_words, True, 200, 70, 45)],
     ids=["float32", "bfloat16"],
 )
 def test_which_side_of_a_product_is_packed_changes_no_bit(prefers, half, M, K, N):
@@ -383,9 +383,9 @@ def test_which_side_of_a_product_is_packed_changes_no_bit(prefers, half, M, K, N
 
 def test_words_are_packed_of_tokens_if_rows_of_the_result_share_places_in_the_cache():
     """Their tiles would be written to few places of L1, at half the time of a product of floats."""
-    assert not prefers_word_tokens.py_func(1024, 384, 3072)
-    assert prefers_word_tokens.py_func(1024, 384, 2304)
-    assert prefers_tokens.py_func(1024, 384, 3072)
+    assert not prefers_words.py_func(1024, 384, 3072)
+    assert prefers_words.py_func(1024, 384, 2304)
+    assert prefers_floats.py_func(1024, 384, 3072)
 
 
 @pytest.mark.parametrize(("M", "N", "C"), [(300, 9, 77), (130, 40, 5), (129, 70, 32)])

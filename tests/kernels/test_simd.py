@@ -2,6 +2,9 @@
 
 import re
 from dataclasses import replace
+from functools import cache
+from itertools import chain
+from itertools import product as combinations
 
 import numba
 import numpy as np
@@ -15,6 +18,7 @@ from cpuopt.kernels.optimized import matmul
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import simd
 from cpuopt.kernels.toolkit.fastmath import exp, exp2, maximum, tanh
+from cpuopt.kernels.toolkit.micro import FLOATS, MICRO_KERNELS
 from cpuopt.kernels.toolkit.simd import (
     AVX2,
     AVX512,
@@ -26,13 +30,13 @@ from cpuopt.kernels.toolkit.simd import (
     at,
     copy,
     listed_pair_product,
-    move,
     pair_product,
     product,
     transpose,
 )
+from cpuopt.ops.storage import TYPES
 
-F32 = np.float32
+F32, BF16 = np.float32, TYPES["bfloat16"].dtype
 LINUX = "x86_64-unknown-linux-gnu"
 SKYLAKE = {"sse2", "avx2", "fma", "avx512f"}
 TILES = [  # features, tile, where to generate it, a vector's multiply-add there, a vector register
@@ -150,6 +154,47 @@ def test_product(rows, depth, add):
         np.testing.assert_allclose(c, want, rtol=1e-5)  # what lies around the tile is as it was
 
 
+@cache
+def multiply_by(micro):
+    """c = or += a b', by a record: what products do with its parts."""
+    words, pack, wide, narrow = micro.words, micro.pack, micro.wide, micro.narrow
+
+    @jit.helper()
+    def multiply(c, a, b, room, panel, add):
+        w, _ = words(a, room)
+        rows, depth = w.shape
+        pack(panel, b, 0, 0, depth)
+        x, y = at(w, 0), at(panel, 0)
+        if b.shape[1] > LANES:
+            wide(rows, x, depth, 1, y, NR, at(c, 0), NR, depth, add, y, 0, 0)
+        else:
+            narrow(rows, x, depth, 1, y, NR, at(c, 0), NR, depth, add, y, 0, 0)
+
+    return multiply
+
+
+ORDERS = {"serial": lambda k: [k], "pairs": lambda k: [k + 1, k] if k % 2 == 0 else []}
+"""Which products are added at each k."""
+
+
+@pytest.mark.parametrize("micro", MICRO_KERNELS, ids=lambda micro: micro.storage)
+def test_a_record_adds_products_in_the_order_that_it_names(micro):
+    rng, kind = np.random.default_rng(4), TYPES[micro.storage].dtype
+    cases = (1, 3, MR), (1, LANES, NR - 1, NR), (1, 2, 7, 64), (False, True)
+    for rows, columns, depth, add in combinations(*cases):
+        shapes = (rows, depth), (depth, columns)
+        a, b = ((rng.uniform(-2, 2, s) * 2.0 ** rng.integers(-3, 4, s)).astype(BF16).astype(kind) for s in shapes)
+        c = rng.random((rows, NR), F32)
+        x, y = np.pad(a.astype(float), [(0, 0), (0, 1)]), np.pad(b.astype(float), [(0, 1), (0, 0)])
+        want = np.zeros((rows, columns), F32)
+        for k in chain.from_iterable(map(ORDERS[micro.order], range(depth))):
+            want = (x[:, k, None] * y[k] + want).astype(F32)  # exact in float64
+        want += c[:, :columns] if add else 0
+        room = np.empty(rows * (depth + 1), F32)
+        multiply_by(micro)(c, a, b, room, np.empty((depth + 1) * NR, F32), add)
+        np.testing.assert_array_equal(c[:, :columns].view(np.uint32), want.view(np.uint32))
+
+
 list_places = matmul.places_of((0, 2))
 
 
@@ -178,18 +223,16 @@ def test_what_an_update_reads_is_listed_and_fetching_it_changes_no_bit(rows):
 
 
 @jit.helper()
-def moves(copied, moved, turned, x, width, rows):
+def moves(copied, turned, x, width, rows):
     copy(at(copied, 0), NR, at(x, 1), width, rows)
-    move(at(moved, 1), at(x, 2))
     transpose(at(turned, 0), LANES, at(x, 3), width)
 
 
 def test_moves():
     x = np.random.default_rng(0).random((LANES, NR + 7), F32)
-    copied, moved, turned = np.zeros((5, NR), F32), np.zeros(LANES + 2, F32), np.zeros((LANES, LANES), F32)
-    moves(copied, moved, turned, x, NR + 7, 3)
+    copied, turned = np.zeros((5, NR), F32), np.zeros((LANES, LANES), F32)
+    moves(copied, turned, x, NR + 7, 3)
     np.testing.assert_array_equal(copied, np.vstack([x[:3, 1 : NR + 1], np.zeros((2, NR), F32)]))
-    np.testing.assert_array_equal(moved, np.concatenate([[0], x[0, 2 : LANES + 2], [0]]))
     np.testing.assert_array_equal(turned, x[:, 3 : LANES + 3].T)
 
 
@@ -204,10 +247,10 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
     (2 * MR + 3, matmul.ALIASED, 2 * MR + 3),  # of weight, forward, in smaller groups
     (8 * MR, matmul.ALIASED, MR),  # of tokens
     (2 * MR + 3, 2 * NR, 2 * matmul.ALIASED),  # of dout
-    (matmul.FEW, 67, 131),
-    (matmul.FEW + 1, 67, 131),
+    (FLOATS.few, 67, 131),
+    (FLOATS.few + 1, 67, 131),
     (17, 2 * matmul.DEPTH + 1, 7),  # blocks of k, forward
-    (7, 35, 2 * matmul.SHORT_DEPTH + 1),  # of dinp
+    (7, 35, 2 * FLOATS.short_depth + 1),  # of dinp
     (matmul.SHORT + 1, 33, matmul.INPUT_DEPTH + 1),
     (matmul.WEIGHT_DEPTH + 1, 31, 97),  # of dweight
     (max(matmul.WIDE, matmul.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens

@@ -21,6 +21,7 @@ from numba import types
 
 from ...errors import UserError
 from ...ops.declaration import Op
+from ...ops.storage import WIDE
 from .. import registry
 from ..registry import Kernel, Scratch
 from ..toolkit.threads import cores
@@ -87,7 +88,7 @@ def kernel(
     same_bits: bool = True,
     skips: Sequence[str] = (),
     narrow: bool | None = None,
-    of: str = "",
+    of: str = WIDE,
     shown: Callable[..., None] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -106,7 +107,8 @@ def kernel(
         declaration says of which that may be (``needed``).
     narrow : whether it takes the types that the op allows besides the usual ones, and sums in float32 all the same; by
         default, whether it is one of the package's.
-    of : the type of arguments for which it takes the place of the variant's other kernel, such as ``bfloat16``.
+    of : the type of arguments that it takes; of another than the usual one, such as ``bfloat16``, it takes the place of
+        the variant's kernel.
     shown : the function whose file and line stand for the kernel; by default the decorated one.
     options : for ``numba.njit``, over the options that all kernels share.
 

@@ -1,6 +1,7 @@
 """The classifier on vectors: the three products of ``matmul`` on a block of logits, which become their own gradient.
 
-If a target is ignored, the rows of the tokens that count are gathered first: no others have logits.
+If a target is ignored, the rows of the tokens that count are gathered first: no others have logits. A gradient of less
+precision than the logits is rounded for the two products with it.
 """
 
 import numpy as np
@@ -9,24 +10,21 @@ from numba import prange
 from ... import ops
 from ...ops.classifier import BLOCK
 from ..compile.jit import helper, kernel
+from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
 from .matmul import (
     FORWARD_SCRATCH,
-    INPUT_SCRATCH,
+    PRODUCTS,
     SHARED,
     STRIP,
     WEIGHT_SCRATCH,
-    forward_panels,
-    linear_weight,
     share_floats,
-    strip_floats,
     up,
+    weight_floats,
 )
-from .matmul import matmul_backward_input as linear_input
-from .matmul import matmul_forward as linear
 
 ZERO = np.float32(0)
 
@@ -36,14 +34,9 @@ def block(sizes):
     return min(BLOCK, sizes["BT"])
 
 
-def panels(tokens, sizes):
-    """Floats of the panels of forward and weight gradient in turn, of blocks of at most so many tokens."""
-    return max(forward_panels(tokens, sizes["C"], sizes["V"]), up(tokens, NR) * up(sizes["C"], NR) + NR)
-
-
-def logits(tokens):
-    """List the scratch of so many tokens: the logits, and the packed tokens of forward and weight gradient in turn."""
-    return [("logits", lambda s: tokens(s) * s["V"]), ("panels", lambda s: panels(tokens(s), s)), QUEUE]
+def every(sizes):
+    """All tokens."""
+    return sizes["BT"]
 
 
 @helper()
@@ -114,107 +107,147 @@ def gradient_row(logits, losses, share, targets, ignore_index, t, bt):
 
 
 @helper(parallel=True)
-def gradient_block(logits, losses, share, targets, ignore_index, rows):
-    """Compute the losses of some tokens, and turn the logits into their gradient."""
+def gradient_block(logits, gradient, losses, share, targets, ignore_index, rows):
+    """Compute the losses of some tokens, and turn the logits into their gradient, which is rounded if need be."""
+    V, W = logits.shape[1], gradient.shape[1]
     for t in prange(logits.shape[0]):
-        gradient_row(logits, losses, share, targets, ignore_index, np.int64(t), rows[t])
+        row = np.int64(t)
+        gradient_row(logits, losses, share, targets, ignore_index, row, rows[t])
+        if is_half(gradient):
+            narrow(gradient, row * W, logits, row * V, V, False)
+            if W > V:
+                gradient[t, V] = 0
 
 
-PER_THREAD = max(FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH)
+def scratch_of(products, tokens, per_thread, steps=False):
+    """List the scratch of so many tokens.
 
-
-ROWS = "counted", lambda s: s["BT"], "int32"
-FORWARD = [*logits(block), ("work", for_each_thread(PER_THREAD)), ROWS, ("some", lambda s: block(s) * s["C"])]
-
-
-@kernel(ops.classifier_forward, "optimized", scratch=FORWARD, parallel=False)
-def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits, panels, queue, work, counted, some):
-    """Block by block of the tokens that count: the logits, and each row's loss.
-
-    Parallel: as the product; then the tokens of a block. The mean is serial, in the order of the tokens.
-    Memory: a block of logits.
-    Bound: compute.
+    Behind the logits there are their gradient, if it is rounded, and packed words. The panels are those of forward and
+    weight gradient in turn; `per_thread` is the scratch of a thread.
     """
-    (BT, C), V = inp.shape, weight.shape[0]
-    threads, n = work.shape[0] // PER_THREAD, find_rows(counted, losses, targets, ignore_index)
-    for lo in range(0, n, BLOCK):
-        hi = min(n, lo + BLOCK)
-        part, x, rows = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi], counted[lo:hi]
-        if n < BT:
-            x = some[: (hi - lo) * C].reshape(hi - lo, C)
-            gather(x, inp, rows)
-        linear(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
-        loss_block(part, losses, targets, ignore_index, rows)
-    loss[0] = sum_in_order(losses) / count(targets, ignore_index)
+    micro = products.micro
+
+    def logits(s):
+        n, V, C = tokens(s), s["V"], s["C"]
+        return n * (V + (-(-V // micro.group) if micro.rounds else 0)) + micro.room((n, C), (V, C))
+
+    def panels(s):
+        n, C = tokens(s), s["C"]
+        return max(products.forward_panels(n, C, s["V"]), (n // micro.group + 1) * up(C, NR) * micro.lines)
+
+    return [
+        ("logits", logits),
+        ("panels", panels),
+        QUEUE,
+        ("work", for_each_thread(lambda s: max(per_thread, weight_floats(s, steps)))),
+        ("counted", lambda s: s["BT"], "int32"),
+        ("some", lambda s: -(-tokens(s) * s["C"] // micro.group)),
+    ]
 
 
-def backward_scratch(steps):
+def backward_scratch(products, per_thread, steps):
     """List the scratch of the backward: of all tokens at once if it takes an optimizer's step."""
-    tokens = (lambda s: s["BT"]) if steps else block
-    made = [("some", lambda s: tokens(s) * s["C"]), ("dsome", lambda s: tokens(s) * s["C"])]
-    return [*logits(tokens), ("work", backward_work(PER_THREAD, steps)), ("parts", parts_floats(steps, 1)), ROWS, *made]
+    tokens = every if steps else block
+
+    def parts(s):
+        """Size the sums of dinp by shares, however many tokens count; without an update that follows there are none."""
+        V, most = up(s["V"], products.micro.group), min(s["BT"], SHARED) if steps else 0
+        return max((share_floats(n, s["C"], V) for n in range(1, most + 1)), default=0)
+
+    made = ("parts", parts), ("dsome", lambda s: tokens(s) * s["C"])
+    return [*scratch_of(products, tokens, per_thread, steps), *made]
 
 
-def backward_work(products, steps):
-    """Size the scratch of the threads: that of the products, or a strip of the weight's gradient."""
-    return lambda s: for_each_thread(max(products, WEIGHT_SCRATCH + (strip_floats(s["C"]) if steps else 0)))(s)
+def register(products):
+    """Register the kernels of a storage type."""
+    micro, forward, operands, input_floats = products.micro, products.forward, products.operands, products.input_floats
+    words, elements, operand, weight_of = micro.words, micro.elements, micro.operand, micro.weight
+    of, backward_input = micro.storage, products.backward_input
+    per_thread = max(FORWARD_SCRATCH, input_floats, WEIGHT_SCRATCH)
 
+    @kernel(ops.classifier_forward, "optimized", of=of, scratch=scratch_of(products, block, per_thread), parallel=False)
+    def classifier_forward(
+        loss, losses, inp, weight, targets, ignore_index, logits, panels, queue, work, counted, some
+    ):
+        """Block by block of the tokens that count: the logits, and each row's loss.
 
-def parts_floats(steps, unit):
-    """Size the sums of dinp by shares, however many tokens count; without an update that follows there are none."""
-
-    def floats(s):
-        return max(share_floats(n, s["C"], up(s["V"], unit)) for n in range(1, min(s["BT"], SHARED) + 1))
-
-    return lambda s: floats(s) if steps else 0
-
-
-@by_epilogue(ops.classifier_backward, "optimized", scratch=backward_scratch, skips=["dinp", "dweight"])
-def classifier_backward(epilogue):
-    """Block by block of the tokens that count: the logits, their gradient in their place, and the two products with it.
-
-    All of them are one block if an optimizer's step is taken.
-
-    Parallel: as the products; between them the tokens of a block.
-    Memory: a block of logits; a strip of the weight's gradient for each thread, if a step is taken from it.
-    Bound: compute; for few tokens, the memory of weight and states.
-    """
-    weight_of, again, steps = linear_weight(epilogue), epilogue.again, epilogue.steps
-
-    @helper()
-    def classifier_backward(
-        to, loss, losses, dinp, dinp_add, dloss, inp, weight, targets, ignore_index,
-        logits, panels, queue, work, parts, counted, some, dsome,
-    ):  # fmt: skip
-        BT, C = inp.shape
-        read = weight if weight.shape[0] > 0 else to[0]
-        V, most, size = read.shape[0], BLOCK, WEIGHT_SCRATCH
-        if steps:
-            most, size = BT, WEIGHT_SCRATCH + max(STRIP, MR * C)
-        threads = work.shape[0] // max(PER_THREAD, size)
-        share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
-        n = find_rows(counted, losses, targets, ignore_index)
-        if n < BT and not dinp_add:
-            clear(dinp, targets, ignore_index)
-        for lo in range(0, n, most):
-            hi = min(n, lo + most)
+        Parallel: as the product; then the tokens of a block. The mean is serial, in the order of the tokens.
+        Memory: a block of logits.
+        Bound: compute.
+        """
+        (BT, C), V = inp.shape, weight.shape[0]
+        threads, n = work.shape[0] // per_thread, find_rows(counted, losses, targets, ignore_index)
+        for lo in range(0, n, BLOCK):
+            hi = min(n, lo + BLOCK)
             part, x, rows = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi], counted[lo:hi]
             if n < BT:
-                x = some[: (hi - lo) * C].reshape(hi - lo, C)
+                x = elements(some)[: (hi - lo) * C].reshape(hi - lo, C)
                 gather(x, inp, rows)
-            linear(part, x, read, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
-            gradient_block(part, losses, share, targets, ignore_index, rows)
-            if dinp.shape[0] > 0:
-                d = dinp[lo:hi]
-                if n < BT:
-                    d = dsome[: (hi - lo) * C].reshape(hi - lo, C)
-                    if dinp_add:
-                        gather(d, dinp, rows)
-                linear_input(d, dinp_add, part, read, work[: threads * INPUT_SCRATCH], parts, queue)
-                if n < BT:
-                    scatter(dinp, d, rows)
-            if to[0].shape[0] > 0:
-                weight_of(again(to, lo > 0), part, x, panels, work[: threads * size], queue)
+            a, w = operands(x, weight, logits)
+            forward(part, a, w, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+            loss_block(part, losses, targets, ignore_index, rows)
         loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
-    return classifier_backward
+    @by_epilogue(
+        ops.classifier_backward,
+        "optimized",
+        of=of,
+        scratch=lambda steps: backward_scratch(products, per_thread, steps),
+        skips=["dinp", "dweight"],
+    )
+    def classifier_backward(epilogue):
+        """Block by block of the tokens that count: the logits, their gradient, and the two products with it.
+
+        All of them are one block if an optimizer's step is taken.
+
+        Parallel: as the products; between them the tokens of a block.
+        Memory: a block of logits, and their gradient if it is rounded; a strip of the weight's gradient for each
+        thread, if a step is taken from it.
+        Bound: compute; for few tokens, the memory of weight and states.
+        """
+        backward_weight, again, steps = products.backward_weight(epilogue), epilogue.again, epilogue.steps
+
+        @helper()
+        def classifier_backward(
+            to, loss, losses, dinp, dinp_add, dloss, inp, weight, targets, ignore_index,
+            logits, panels, queue, work, counted, some, parts, dsome,
+        ):  # fmt: skip
+            BT, C = inp.shape
+            read = weight_of(to[0], weight)
+            V, most, size = read.shape[0], BLOCK, WEIGHT_SCRATCH
+            if steps:
+                most, size = BT, WEIGHT_SCRATCH + max(STRIP, MR * C)
+            threads = work.shape[0] // max(per_thread, size)
+            share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
+            n = find_rows(counted, losses, targets, ignore_index)
+            if n < BT and not dinp_add:
+                clear(dinp, targets, ignore_index)
+            for lo in range(0, n, most):
+                hi = min(n, lo + most)
+                part, x, rows = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi], counted[lo:hi]
+                if n < BT:
+                    x = elements(some)[: (hi - lo) * C].reshape(hi - lo, C)
+                    gather(x, inp, rows)
+                a, w = operands(x, read, logits)
+                forward(part, a, w, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+                dlogits = operand(part, logits[part.size :])
+                gradient_block(part, dlogits, losses, share, targets, ignore_index, rows)
+                if dinp.shape[0] > 0:
+                    d = dinp[lo:hi]
+                    if n < BT:
+                        d = dsome[: (hi - lo) * C].reshape(hi - lo, C)
+                        if dinp_add:
+                            gather(d, dinp, rows)
+                    a, _ = words(dlogits, parts)
+                    backward_input(d, dinp_add, a, read, work[: threads * input_floats], parts, queue)
+                    if n < BT:
+                        scatter(dinp, d, rows)
+                if to[0].shape[0] > 0:
+                    backward_weight(again(to, lo > 0), dlogits, x, panels, work[: threads * size], queue)
+            loss[0] = sum_in_order(losses) / count(targets, ignore_index)
+
+        return classifier_backward
+
+
+for products in PRODUCTS:
+    register(products)

@@ -1,4 +1,4 @@
-"""Matrix products on the micro-kernel of ``simd``: the small operand is packed, the large one is read where it lies.
+"""Matrix products on the micro-kernels of ``micro``: the small operand is packed, the large one is read where it lies.
 
 A panel is NR neighbouring columns for each k, so the micro-kernel reads it in order.
 
@@ -17,6 +17,10 @@ thin      columns of the one that has few,  NR columns of the other, copied when
           packed by groups                  their turn comes                      all of it, transposed if need be
 ========  ================================  ====================================  ===================================
 
+k counts words: of bfloat16 each is two neighbours along the summed axis. A row of an even number of elements is read as
+it lies, an odd one is packed first, and columns are interleaved as they are packed. Sums are float32; one that is
+stored as bfloat16 is rounded once, when all of it is there. dinp of bfloat16 never reads the weight in place.
+
 A gradient is thin if it has few rows or few columns, as those of an adapter of low rank have.
 
 So `weight` streams from memory once if it is large, and what comes next of it is fetched while a tile is computed.
@@ -28,8 +32,10 @@ parts, whose number depends on the shape alone too. So chunks and threads change
 Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from math import lcm
+from typing import Any
 
 import numpy as np
 from numba import prange
@@ -38,24 +44,11 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import add_transposed, load, load_some, spread, store, store_some
-from ..toolkit.pairs import is_half, narrow
+from ..toolkit.micro import MICRO_KERNELS, MicroKernel
+from ..toolkit.pairs import floats, is_half, narrow
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import (
-    HOST,
-    LANES,
-    LINE,
-    MR,
-    NR,
-    at,
-    copy,
-    move,
-    narrow_product,
-    prefetch,
-    product,
-    put_place,
-    transpose,
-)
+from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch, put_place
 
 ZERO = np.float32(0)
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
@@ -64,13 +57,11 @@ TALL = -(-48 // lcm(MR, LANES)) * lcm(MR, LANES)  # rows of weight in a chunk: w
 WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB; AVX-512: 112 KB
 DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2; AVX-512:
 # 448 and 128 KB of 1 MB or more
-FEW = 5 * MR  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 PLACES = 8  # the fewest lines that usual first-level caches hold at one place
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
 INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
-SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
-SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
+SHORT = 128  # tokens up to which a block of dinp has `short_depth` k
 COLUMNS = 384  # most columns of a dinp chunk
 SHARED = 256  # tokens up to which dinp is summed by shares of weight's rows
 SHARES = 16  # most of them: each needs the memory of a dinp
@@ -84,7 +75,7 @@ WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the stri
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
-INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + SHORT_DEPTH * FEW
+CHUNK_SUMS = INPUT_ROWS * -(-COLUMNS // NR) * NR  # of a chunk of dinp that is rounded when it is done
 WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS
 LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
 WEIGHT_SPARE = OUTPUTS + OUTPUTS * NR  # the bias's gradient, and a tile
@@ -181,19 +172,18 @@ def multiply_by(product):
     return multiply
 
 
-multiply, multiply_narrow = multiply_by(product), multiply_by(narrow_product)
+def multiply_columns_by(micro):
+    """Make the same function of the number of columns first: of one vector of them or less, it computes no more."""
+    multiply_wide, multiply_narrow = multiply_by(micro.wide), multiply_by(micro.narrow)
 
+    @helper()
+    def multiply(columns, rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+        if columns > LANES:
+            multiply_wide(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift)
+        else:
+            multiply_narrow(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift)
 
-@helper()
-def pack_columns(panel, x, row, column, depth):
-    """panel[k, j] = x[row + k, column + j], and zero beyond the last column."""
-    C = x.shape[1]
-    if column + NR <= C:
-        copy(at(panel, 0), NR, at(x, row * C + column), C, depth)
-    else:
-        for k in range(depth):
-            for j in range(NR):
-                panel[k * NR + j] = x[row + k, column + j] if column + j < C else ZERO
+    return multiply
 
 
 @helper()
@@ -217,14 +207,9 @@ def put_columns(x, row, column, tile, rows, bias):
         narrow(x, (row + i) * x.shape[1] + column, tile, i * NR, columns, False)
 
 
-@helper()
-def put(panels, i, line, x):
-    """Write a float to a panel."""
-    panels[i] = x
-
-
-def pack_tokens_by(put, transpose, lines):
-    """Make the function that packs rows into panels, of which `lines` lines hold a column of them."""
+def pack_tokens_by(micro):
+    """Make the function that packs rows of words into panels."""
+    put, transpose, lines = micro.put, micro.transpose, micro.lines
 
     @helper()
     def pack_tokens(panels, x, row, lo, hi):
@@ -244,9 +229,6 @@ def pack_tokens_by(put, transpose, lines):
                 put(panels, base + k * lines * NR + j, NR, x[row + j, k] if j < n else ZERO)
 
     return pack_tokens
-
-
-pack_tokens = pack_tokens_by(put, transpose, 1)
 
 
 @helper()
@@ -277,16 +259,6 @@ def prefers_tokens(M, K, N):
     return 2 * N * K < M * (K + N)
 
 
-def forward_rows(M, K, N):
-    """Count the rows in the panels of a forward of M tokens."""
-    return up(N if prefers_tokens.py_func(M, K, N) else M, NR)
-
-
-def forward_panels(M, K, N):
-    """Count the floats of the panels of a forward of M tokens."""
-    return forward_rows(M, K, N) * K
-
-
 @helper()
 def add_bias(out, bias, m0, m1, n0, n1):
     """Add the bias to out[m0:m1, n0:n1]."""
@@ -300,16 +272,23 @@ def add_bias(out, bias, m0, m1, n0, n1):
                 store_some(out, m * N + n, load_some(out, m * N + n, n1 - n) + b, n1 - n)
 
 
-FORWARD = [
-    ("panels", lambda s: forward_panels(s["BT"], s["C"], s["OC"])),
-    ("sums", for_each_thread(FORWARD_SCRATCH)),
-    QUEUE,
-]
-"""Scratch of a linear layer."""
+def prefers_by(micro):
+    """Make the function that returns whether a forward of M rows of K words packs the weight.
+
+    It does not if the rows of the result share places in the first-level cache, and the micro-kernel avoids that.
+    """
+    avoids_aliases = micro.avoids_aliases
+
+    @helper()
+    def prefers(M, K, N):
+        return 2 * N * K < M * (K + N) and not (avoids_aliases and N % (ALIASED // 2) == 0)
+
+    return prefers
 
 
-def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
-    """Make the forward of rows of floats, or of words, of which a panel has `lines`; `prefers`: to pack the weight."""
+def forward_by(micro, prefers):
+    """Make the forwards of one product of words, and of the sum of two."""
+    multiply, pack_tokens, lines = multiply_columns_by(micro), pack_tokens_by(micro), micro.lines
 
     @helper()
     def forward_sums(sums, weight, panels, m0, m1, n0, n1, most, add):
@@ -329,10 +308,8 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                     step = 2 * ceil(NR, groups) * lines
                 to = at(sums, (m - m0) * TALL)
                 adding = add or k > 0
-                if m1 - m > LANES:
-                    multiply(n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
-                else:
-                    multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
+                columns = m1 - m
+                multiply(columns, n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
 
     @helper()
     def forward_tokens(out, inp, panels, low, more, bias, tile, m0, m1, n0, n1, most, add):
@@ -352,18 +329,13 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
                 to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
                 ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
                 step = 2 * ceil(NR, groups) * lines
-                x, adding = at(inp, m0 * K + k), add or k > 0
-                if N - n > LANES:
-                    multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
-                else:
-                    multiply_narrow(rows, x, K, b, NR, to, to_row, depth, False, ahead, ahead_group, step, 0)
+                x, adding, columns = at(inp, m0 * K + k), add or k > 0, N - n
+                adds = adding and inside
+                multiply(columns, rows, x, K, b, NR, to, to_row, depth, adds, ahead, ahead_group, step, 0)
                 if low.shape[0] > 0:
                     R = low.shape[1]
                     x, b = at(low, m0 * R), at(more, n * R * lines)
-                    if N - n > LANES:
-                        multiply(rows, x, R, b, NR, to, to_row, R, True, b, 0, 0, 0)
-                    else:
-                        multiply_narrow(rows, x, R, b, NR, to, to_row, R, True, b, 0, 0, 0)
+                    multiply(columns, rows, x, R, b, NR, to, to_row, R, True, b, 0, 0, 0)
                 if not direct:
                     put_columns(out, m0, n, tile, rows, bias)
                 elif not inside:
@@ -420,20 +392,6 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
     return forward, forward_two
 
 
-linear, add_linear = forward_by(multiply, multiply_narrow, pack_tokens, 1, prefers_tokens)
-
-
-@kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)
-def matmul_forward(out, inp, weight, bias, panels, sums, queue):
-    """Pack the tokens, then strips of rows of weight times all panels; for many tokens the other way round.
-
-    Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `out`.
-    Memory: the packed tokens, or the packed weight; a strip of sums for each thread.
-    Bound: compute; for few tokens, the memory that weight streams through.
-    """
-    linear(out, inp, weight, bias, panels, sums, queue)
-
-
 @helper()
 def pack_lines(block, x, row, column, rows, depth):
     """block[i, k] = x[row + i, column + k]."""
@@ -461,40 +419,86 @@ def share_floats(M, C, N):
     return shares * M * C if shares > 1 else 0
 
 
-@helper()
-def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, most):
-    """Compute dinp[m0:m1, c0:c1] of rows n0..n1 of the weight."""
-    N, C = weight.shape
-    rows = m1 - m0
-    few = dout.shape[0] <= FEW and C % ALIASED > 0
-    groups = count_groups(rows, PACKED if few else N)
-    tile, panel, block = mine, mine[INPUT_SPARE:], mine[INPUT_SPARE + INPUT_DEPTH * NR :]
-    shift = 0  # so that the groups together fetch one panel
-    while groups >> (shift + 2):
-        shift += 1
-    size = even(n1 - n0, most, 2)
-    for n in range(n0, n1, size):
-        depth = min(size, n1 - n)
-        adding = add or n > n0
-        a, row = at(dout, m0 * N + n), N
-        if few:
-            pack_lines(block, dout, m0, n, rows, depth)
-            a, row = at(block, 0), depth
-        for c in range(c0, c1, NR):
-            inside = c + NR <= C
-            b, line = at(weight, n * C + c), C
-            if not (few and inside):
-                pack_columns(panel, weight, n, c, depth)
-                b, line = at(panel, 0), NR
-            to, to_row = (at(dinp, m0 * C + c), C) if inside else (at(tile, 0), NR)
-            ahead = at(weight, n * C + c + NR if c + NR < c1 else (n + depth) * C + c0)
-            step = depth // groups * C
-            if C - c > LANES:
-                multiply(rows, a, row, b, line, to, to_row, depth, adding and inside, ahead, step, C, shift)
-            else:
-                multiply_narrow(rows, a, row, b, line, to, to_row, depth, False, ahead, step, C, shift)
-            if not inside:
-                add_columns(dinp, m0, c, tile, rows, adding)
+def input_by(micro):
+    """Make the gradient of a linear layer's input, of the words of dout; and count the scratch of a thread."""
+    multiply, pack, group, few, short_depth = (
+        multiply_columns_by(micro), micro.pack, micro.group, micro.few, micro.short_depth,
+    )  # fmt: skip
+    chunk_sums = CHUNK_SUMS if micro.rounds else 0
+    behind_panel = INPUT_SPARE + INPUT_DEPTH * NR * micro.lines
+    size = behind_panel + short_depth * few + chunk_sums
+
+    @helper()
+    def input_chunk(to, row, column, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, most):
+        """Compute tokens m0..m1 and columns c0..c1 of dinp, of the words n0..n1 of dout, at [row, column] of `to`."""
+        N, C, W = dout.shape[1], weight.shape[1], to.shape[1]
+        rows = m1 - m0
+        copied = dout.shape[0] <= few and C % ALIASED > 0
+        groups = count_groups(rows, PACKED if copied else N)
+        tile, panel, block = mine, mine[INPUT_SPARE:], mine[behind_panel:]
+        shift = 0  # so that the groups together fetch one panel
+        while groups >> (shift + 2):
+            shift += 1
+        block_depth = even(n1 - n0, most, 2)
+        for n in range(n0, n1, block_depth):
+            depth = min(block_depth, n1 - n)
+            adding = add or n > n0
+            a, a_row = at(dout, m0 * N + n), N
+            if copied:
+                pack_lines(block, dout, m0, n, rows, depth)
+                a, a_row = at(block, 0), depth
+            for c in range(c0, c1, NR):
+                b, line = at(weight, n * C + c), C
+                if not (copied and c + NR <= C):
+                    pack(panel, weight, group * n, c, depth)
+                    b, line = at(panel, 0), NR
+                edge = column + c - c0
+                inside = edge + NR <= W
+                target, target_row = (at(to, row * W + edge), W) if inside else (at(tile, 0), NR)
+                ahead = at(weight, group * n * C + c + NR if c + NR < c1 else group * (n + depth) * C + c0)
+                adds, step = adding and inside, depth // groups * C
+                multiply(C - c, rows, a, a_row, b, line, target, target_row, depth, adds, ahead, step, C, shift)
+                if not inside:
+                    add_columns(to, row, edge, tile, rows, adding)
+
+    @helper(parallel=True)
+    def backward_input(dinp, add, dout, weight, panels, parts, queue):
+        """Compute dinp of the words of dout, a whole one for each `group` rows of weight."""
+        M, C = dinp.shape
+        N = dout.shape[1]
+        threads = panels.shape[0] // size
+        shares = count_shares(M, group * N) if parts.shape[0] > 0 else 1
+        depth = short_depth if M <= SHORT else INPUT_DEPTH
+        m_chunks = token_pieces(M, INPUT_ROWS, threads)
+        c_chunks = pieces(C, COLUMNS, NR, shares * m_chunks, threads)
+        chunks, by_tokens = m_chunks * c_chunks, prefers_tokens(M, C, N)
+        deal(queue, shares * chunks)
+        for t in prange(threads):
+            mine = panels[t * size : (t + 1) * size]
+            sums = mine[size - chunk_sums :]
+            chunk = take(queue, t)
+            while chunk >= 0:
+                part, (m, c) = chunk // chunks, place(chunk % chunks, m_chunks, c_chunks, by_tokens)
+                m0, m1 = piece(m, m_chunks, M, LINE), piece(m + 1, m_chunks, M, LINE)
+                c0, c1 = piece(c, c_chunks, C, NR), piece(c + 1, c_chunks, C, NR)
+                n0, n1 = piece(part, shares, N, 1), piece(part + 1, shares, N, 1)
+                if shares > 1:
+                    to = parts[part * M * C : (part + 1) * M * C].reshape(M, C)
+                    input_chunk(to, m0, c0, False, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+                elif is_half(dinp):
+                    wide = ceil(c1 - c0, NR) * NR
+                    to = sums[: (m1 - m0) * wide].reshape(m1 - m0, wide)
+                    input_chunk(to, 0, 0, False, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+                    for i in range(m1 - m0):
+                        narrow(dinp, (m0 + i) * C + c0, sums, i * wide, c1 - c0, add)
+                else:
+                    input_chunk(floats(dinp), m0, c0, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+                chunk = take(queue, t)
+        if shares > 1:
+            for i in prange(ceil(M * C, CHUNK)):
+                add_parts(dinp, add, parts, shares, i * CHUNK, min(M * C, i * CHUNK + CHUNK))
+
+    return backward_input, size
 
 
 @helper()
@@ -508,71 +512,33 @@ def add_parts(dinp, add, parts, shares, lo, hi):
         store_some(dinp, x, total, n)
 
 
-INPUT = [
-    ("panels", for_each_thread(INPUT_SCRATCH)),
-    ("parts", lambda s: share_floats(s["BT"], s["C"], s["OC"])),
-    QUEUE,
-]
-"""Scratch of a linear layer's gradient of its input."""
+def pack_outputs_by(micro):
+    """Make the function that packs columns of dout for a strip of a weight's gradient."""
+    load_words, one, group = micro.load, micro.one, micro.group
 
+    @helper()
+    def pack_outputs(block, dout, m, depth, n0, rows):
+        """Pack columns by groups of up to MR: block[lo * depth + k * n + i] = word of dout[m + k * group, n0 + lo + i].
 
-@kernel(ops.matmul_backward_input, "optimized", scratch=INPUT)
-def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
-    """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
+        Whole vectors are written; what is too much of one is overwritten by the next.
+        """
+        groups = ceil(rows, MR)
+        size, longer = rows // groups, rows % groups
+        safe = depth - ceil(LANES, size) - group + 1  # beyond, a whole vector could end outside of the group or of dout
+        for first in range(0, depth, PACKED_ROWS):
+            last, lo = min(first + PACKED_ROWS, depth), 0
+            for g in range(groups):
+                n = size + 1 if g < longer else size
+                column, to = n0 + lo, lo * depth
+                for k in range(first, min(last, safe)):
+                    for i in range(0, n, LANES):
+                        store(block, to + k * n + i, load_words(dout, m + k * group, column + i))
+                for k in range(max(first, safe), last):
+                    for i in range(n):
+                        block[to + k * n + i] = one(dout, m + k * group, column + i)
+                lo += n
 
-    For up to `SHARED` tokens, each share of rows has a sum of its own, and these are added in their order.
-
-    Parallel: chunks by ticket, each owns a block of `dinp`, or of a share's sum; then chunks of `dinp`.
-    Memory: a panel, and a block of dout if there are few tokens, for each thread; the sums of shares.
-    Bound: compute; for few tokens, the memory that weight streams through.
-    """
-    M, C = dinp.shape
-    N = dout.shape[1]
-    threads = panels.shape[0] // INPUT_SCRATCH
-    shares = count_shares(M, N) if parts.shape[0] > 0 else 1
-    depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
-    m_chunks = token_pieces(M, INPUT_ROWS, threads)
-    c_chunks = pieces(C, COLUMNS, NR, shares * m_chunks, threads)
-    chunks, by_tokens = m_chunks * c_chunks, prefers_tokens(M, C, N)
-    deal(queue, shares * chunks)
-    for t in prange(threads):
-        mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
-        chunk = take(queue, t)
-        while chunk >= 0:
-            part, (m, c) = chunk // chunks, place(chunk % chunks, m_chunks, c_chunks, by_tokens)
-            m0, m1 = piece(m, m_chunks, M, LINE), piece(m + 1, m_chunks, M, LINE)
-            c0, c1 = piece(c, c_chunks, C, NR), piece(c + 1, c_chunks, C, NR)
-            n0, n1 = piece(part, shares, N, 1), piece(part + 1, shares, N, 1)
-            to = parts[part * M * C : (part + 1) * M * C].reshape(M, C) if shares > 1 else dinp
-            input_chunk(to, dinp_add and shares == 1, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
-            chunk = take(queue, t)
-    if shares > 1:
-        for i in prange(ceil(M * C, CHUNK)):
-            add_parts(dinp, dinp_add, parts, shares, i * CHUNK, min(M * C, i * CHUNK + CHUNK))
-
-
-@helper()
-def pack_outputs(block, dout, m, depth, n0, rows):
-    """Pack columns of dout by groups of up to MR: block[lo * depth + k * n + i] = dout[m + k, n0 + lo + i].
-
-    Whole vectors are written; what is too much of one is overwritten by the next.
-    """
-    N = dout.shape[1]
-    groups = ceil(rows, MR)
-    size, longer = rows // groups, rows % groups
-    safe = depth - ceil(LANES, size)  # from here on, a whole vector could end outside of the group or of dout
-    for first in range(0, depth, PACKED_ROWS):
-        last, lo = min(first + PACKED_ROWS, depth), 0
-        for g in range(groups):
-            n = size + 1 if g < longer else size
-            x, to = m * N + n0 + lo, lo * depth
-            for k in range(first, min(last, safe)):
-                for i in range(0, n, LANES):
-                    move(at(block, to + k * n + i), at(dout, x + k * N + i))
-            for k in range(max(first, safe), last):
-                for i in range(n):
-                    block[to + k * n + i] = dout[m + k, n0 + lo + i]
-            lo += n
+    return pack_outputs
 
 
 @helper()
@@ -617,17 +583,17 @@ def places_of(reads):
     return list_places
 
 
-def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
+def weight_chunk_by(micro, pack_outputs):
     """Make the function that makes, for an epilogue, that of a strip of a weight's gradient.
 
-    `per` tokens are one k, for which a panel has `lines`. `fetch` is `multiply` with a list of places: what the update
-    of a strip reads is fetched while the strip is made, if the machine has time for it.
+    What the update of a strip reads is fetched while the strip is made, if the machine has time for it.
     """
-    multiply_ahead = fetch or multiply
+    group, lines, multiply = micro.group, micro.lines, multiply_by(micro.wide)
+    multiply_ahead = multiply_by(micro.listed) if micro.listed else multiply
 
     @cache
     def of(epilogue):
-        reads = epilogue.reads if fetch and HOST.ahead and MR * len(epilogue.reads) <= LISTED else ()
+        reads = epilogue.reads if micro.listed and MR * len(epilogue.reads) <= LISTED else ()
         fetches, list_places, biased = len(reads) > 0, places_of(reads), epilogue.biased
 
         @helper(inline="always")
@@ -656,7 +622,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
             tile, places = spare[OUTPUTS:], spare[WEIGHT_SPARE:]
             for m in range(0, M, most):
                 tokens = min(most, M - m)
-                depth = ceil(tokens, per)
+                depth = ceil(tokens, group)
                 pack_outputs(block, dout, m, depth, n0, rows)
                 if biased(to):
                     sum_columns(spare, m > 0, dout, m, tokens, n0, rows)
@@ -667,7 +633,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
                         for i in range(0, tall, LINE):
                             prefetch(at(dout, (next_m + k) * N + next_n + i))
                     inside = c + NR <= C
-                    b = at(panels, (m // per * P + c * depth) * lines)
+                    b = at(panels, (m // group * P + c * depth) * lines)
                     out, line = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
                     x, adds, length = at(block, 0), adding and inside, depth * NR * lines
                     if fetches and M <= SHARED:
@@ -685,8 +651,9 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
     return of
 
 
-def thin_by(multiply, pack_outputs, pack_some, per, lines):
-    """Make the function of columns of a thin product; `per` tokens are one k, for which a panel has `lines`."""
+def thin_by(micro, pack_outputs):
+    """Make the function of columns of a thin product."""
+    multiply, pack, group, lines = multiply_by(micro.wide), micro.pack, micro.group, micro.lines
 
     @helper()
     def thin_chunk(to, few, many, mine, c0, c1):
@@ -699,24 +666,20 @@ def thin_by(multiply, pack_outputs, pack_some, per, lines):
         shift = 0  # so that the groups together fetch one panel
         while groups >> (shift + 2):
             shift += 1
-        for m in range(0, M, THIN_DEPTH * per):
-            depth = ceil(min(THIN_DEPTH * per, M - m), per)
+        for m in range(0, M, THIN_DEPTH * group):
+            depth = ceil(min(THIN_DEPTH * group, M - m), group)
             pack_outputs(block, few, m, depth, 0, R)
             for c in range(c0, c1, NR):
-                pack_some(panel, many, m, c, depth)
+                pack(panel, many, m, c, depth)
                 inside = c + NR <= C
                 target, row = (at(to, c), C) if inside else (at(tile, 0), NR)
-                ahead = at(many, m * C + c + NR if c + NR < c1 else (m + depth * per) * C + c0)
+                ahead = at(many, m * C + c + NR if c + NR < c1 else (m + depth * group) * C + c0)
                 a, b, apart = at(block, 0), at(panel, 0), depth // groups * C
                 multiply(R, a, PACKED, b, NR, target, row, depth, m > 0 and inside, ahead, apart, C, shift)
                 if not inside:
                     add_columns(to, 0, c, tile, R, m > 0)
 
     return thin_chunk
-
-
-weight_chunk = weight_chunk_by(multiply, pack_outputs, 1, 1)
-thin_chunk = thin_by(multiply, pack_outputs, pack_columns, 1, 1)
 
 
 @helper()
@@ -736,43 +699,32 @@ def put_thin(grad, row, add, thin, n0, n1):
             grad[row + i, j] = grad[row + i, j] + new if add else new
 
 
-@helper()
-def pack_all_columns(i, panels, inp, depth):
-    """Pack the i-th panel of NR columns and `depth` tokens."""
-    M, C = inp.shape
-    columns = ceil(C, NR)
-    m, c = i // columns * depth, i % columns * NR
-    n = min(depth, M - m)
-    pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
-
-
 def strip_floats(C):
     """Count the floats of the strip of a gradient that a thread keeps until an optimizer's step is taken from it."""
     return max(STRIP, MR * C)
 
 
-def weight_work(steps):
-    """Size the scratch of the threads: that of ``weight_chunk``, and a strip of the gradient if it is needed."""
-    return lambda s: for_each_thread(WEIGHT_SCRATCH + (strip_floats(s["C"]) if steps else 0))(s)
+def weight_floats(sizes, steps):
+    """Count the floats of a thread's scratch of a weight's gradient, with a strip of it if a step is taken from it."""
+    return WEIGHT_SCRATCH + (strip_floats(sizes["C"]) if steps else 0)
 
 
-def weight_panels(s, lines):
-    """Count the floats of `lines` lines of the panels of a weight's gradient; a thin gradient lies there too."""
-    thin = is_thin.py_func(s["BT"], s["OC"], s["C"])
-    return max(lines * up(s["C"], NR), s["OC"] * s["C"] if thin else 0)
+def weight_by(micro):
+    """Make the weight's gradient as a function of the epilogue.
 
-
-def weight_scratch(steps):
-    """List the scratch of the weight's gradient."""
-    return [("panels", lambda s: weight_panels(s, s["BT"])), ("blocks", weight_work(steps)), QUEUE]
-
-
-def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
-    """Make the weight's gradient of what is packed by `pack_panel`, in blocks of at most `block_tokens`.
-
-    It is a function of the epilogue. If that takes an optimizer's step, a strip of the gradient stays in the cache
-    until its weights are updated.
+    If that takes an optimizer's step, a strip of the gradient stays in the cache until its weights are updated.
     """
+    pack_outputs, pack, group, lines = pack_outputs_by(micro), micro.pack, micro.group, micro.lines
+    weight_chunk, thin_chunk = weight_chunk_by(micro, pack_outputs), thin_by(micro, pack_outputs)
+
+    @helper()
+    def pack_panel(i, panels, inp, most):
+        """Pack the i-th panel of NR columns and at most `most` tokens."""
+        M, C = inp.shape
+        columns = ceil(C, NR)
+        m, c = i // columns * most, i % columns * NR
+        depth = ceil(min(most, M - m), group)
+        pack(panels[(m // group * columns * NR + c * depth) * lines :], inp, m, c, depth)
 
     @cache
     def of(epilogue):
@@ -782,7 +734,7 @@ def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
         @helper(parallel=True)
         def linear_weight(to, dout, inp, panels, blocks, queue):
             M, N, C = inp.shape[0], rows(to), to[0].shape[1]  # of a frozen weight, C = 0
-            depth, thin = even(M, block_tokens, per), is_thin(M, N, C) and N * C <= panels.shape[0]
+            depth, thin = even(M, WEIGHT_DEPTH * group, group), is_thin(M, N, C) and N * C <= panels.shape[0]
             most, unit, size = OUTPUTS, LANES, WEIGHT_SCRATCH
             if steps:
                 most, unit, size = min(OUTPUTS, max(MR, STRIP // C)), 1, WEIGHT_SCRATCH + max(STRIP, MR * C)
@@ -827,15 +779,124 @@ def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
     return of
 
 
-linear_weight = weight_by(pack_all_columns, weight_chunk, thin_chunk, WEIGHT_DEPTH, 1)
+@dataclass(frozen=True)
+class Products:
+    """The products of a linear layer by a micro-kernel, and the lengths of their scratch.
 
-
-@by_epilogue(ops.matmul_backward_weight, "optimized", scratch=weight_scratch, skips=["dweight"])
-def matmul_backward_weight(epilogue):
-    """Pack the columns of the tokens, then strips of dout's columns times all panels.
-
-    Parallel: packing by panel; then chunks by ticket, each owns rows of the gradient, or of the weight and its states.
-    Memory: the packed tokens; for each thread a strip of dout, and one of the gradient if a step is taken from it.
-    Bound: compute; for few tokens, the memory of the gradient, or of weight and states.
+    Attributes
+    ----------
+    micro : the micro-kernel.
+    prefers : ``prefers(M, K, N)`` returns whether a forward of M rows of K words packs the weight.
+    forward : ``forward(out, inp, weight, bias, panels, sums, queue)``, of words.
+    forward_two : ``forward_two(out, inp, weight, bias, low, up, panels, more, sums, queue)`` adds the product of `low`
+        and `up`, whose panels are `more`.
+    operands : ``operands(x, y, room)`` returns the words of two operands, packed at the end of `room` if need be.
+    backward_input : ``backward_input(dinp, dinp_add, dout, weight, panels, parts, queue)``, of the words of dout.
+    input_floats : the length of a thread's scratch of it.
+    backward_weight : makes ``(to, dout, inp, panels, blocks, queue)`` for an epilogue.
     """
-    return linear_weight(epilogue)
+
+    micro: MicroKernel
+    prefers: Any
+    forward: Any
+    forward_two: Any
+    operands: Any
+    backward_input: Any
+    input_floats: int
+    backward_weight: Any
+
+    def forward_panels(self, M, K, N, of=None):
+        """Count the floats of the panels of a forward of M tokens, or of its second product, of rows of `of`."""
+        group = self.micro.group
+        rows = up(N if self.prefers.py_func(M, -(-K // group), N) else M, NR)
+        return rows * -(-(of or K) // group) * self.micro.lines
+
+    def forward_scratch(self):
+        """List the scratch of a forward."""
+
+        def panels(s):
+            BT, C, OC = s["BT"], s["C"], s["OC"]
+            return self.forward_panels(BT, C, OC) + self.micro.room((BT, C), (OC, C))
+
+        return [("panels", panels), ("sums", for_each_thread(FORWARD_SCRATCH)), QUEUE]
+
+    def input_scratch(self):
+        """List the scratch of a gradient of the input."""
+
+        def parts(s):
+            rows = up(s["OC"], self.micro.group)
+            return share_floats(s["BT"], s["C"], rows) + self.micro.room((s["BT"], s["OC"]))
+
+        return [("panels", for_each_thread(self.input_floats)), ("parts", parts), QUEUE]
+
+    def weight_scratch(self, steps):
+        """List the scratch of a weight's gradient; a thin one lies where the panels would."""
+        group, lines = self.micro.group, self.micro.lines
+
+        def panels(s):
+            thin = is_thin.py_func(s["BT"], s["OC"], s["C"])
+            return max(-(-s["BT"] // group) * lines * up(s["C"], NR), s["OC"] * s["C"] if thin else 0)
+
+        return [("panels", panels), ("blocks", for_each_thread(lambda s: weight_floats(s, steps))), QUEUE]
+
+
+def products_by(micro):
+    """Make the products of a linear layer."""
+    words, prefers = micro.words, prefers_by(micro)
+
+    @helper()
+    def operands(x, y, room):
+        x_words, rest = words(x, room)
+        y_words, _ = words(y, rest)
+        return x_words, y_words
+
+    return Products(micro, prefers, *forward_by(micro, prefers), operands, *input_by(micro), weight_by(micro))
+
+
+PRODUCTS = tuple(map(products_by, MICRO_KERNELS))
+
+
+def register(products):
+    """Register the kernels of a storage type."""
+    of, words, operands = products.micro.storage, products.micro.words, products.operands
+    forward, backward_input = products.forward, products.backward_input
+
+    @kernel(ops.matmul_forward, "optimized", of=of, scratch=products.forward_scratch(), parallel=False)
+    def matmul_forward(out, inp, weight, bias, panels, sums, queue):
+        """Pack the tokens, then strips of rows of weight times all panels; for many tokens the other way round.
+
+        Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `out`.
+        Memory: the packed tokens, or the packed weight; a strip of sums for each thread.
+        Bound: compute; for few tokens, the memory that weight streams through.
+        """
+        x, w = operands(inp, weight, panels)
+        forward(out, x, w, bias, panels, sums, queue)
+
+    @kernel(ops.matmul_backward_input, "optimized", of=of, scratch=products.input_scratch(), parallel=False)
+    def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
+        """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
+
+        For up to `SHARED` tokens, each share of rows has a sum of its own, and these are added in their order.
+
+        Parallel: chunks by ticket, each owns a block of `dinp`, or of a share's sum; then chunks of `dinp`.
+        Memory: a panel, and a block of dout if there are few tokens or a chunk of dinp, for each thread; the sums of
+        shares.
+        Bound: compute; for few tokens, the memory that weight streams through.
+        """
+        x, rest = words(dout, parts)
+        backward_input(dinp, dinp_add, x, weight, panels, rest, queue)
+
+    @by_epilogue(ops.matmul_backward_weight, "optimized", of=of, scratch=products.weight_scratch, skips=["dweight"])
+    def matmul_backward_weight(epilogue):
+        """Pack the columns of the tokens, then strips of dout's columns times all panels.
+
+        Parallel: packing by panel; then chunks by ticket, each owns rows of the gradient, or of the weight and its
+        states.
+        Memory: the packed tokens; for each thread a strip of dout, and one of the gradient if a step is taken from it.
+        Bound: compute; for few tokens, the memory of the gradient, or of weight and states.
+        """
+        return products.backward_weight(epilogue)
+
+
+for products in PRODUCTS:
+    register(products)

@@ -10,6 +10,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
+from ...ops.storage import WIDE
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import load, load_some, spread, sum_lanes
 from ..toolkit.pairs import add_pairs, load_some_words, load_words
@@ -89,8 +90,11 @@ def products_by(load, load_some, add, width):
     return products, last
 
 
-FLOATS = products_by(load, load_some, multiply_add, LANES)
-HALVES = products_by(load_words, load_some_words, add_pairs, 2 * LANES)
+BY = {
+    WIDE: products_by(load, load_some, multiply_add, LANES),
+    "bfloat16": products_by(load_words, load_some_words, add_pairs, 2 * LANES),
+}
+"""The products of each storage type."""
 
 
 @helper()
@@ -98,12 +102,12 @@ def nothing(more, x, lo, hi):
     """End a product without an epilogue."""
 
 
-def linear_then(epilogue, by=FLOATS):
+def linear_then(epilogue, of):
     """Make the function of a linear layer that calls ``epilogue(more, out, lo, hi)`` when out[lo:hi], flat, is there.
 
-    `more` is the tuple of the arrays that the epilogue takes besides.
+    `more` is the tuple of the arrays that the epilogue takes besides; `of` is the storage type.
     """
-    products, last = by
+    products, last = BY[of]
 
     @helper()
     def chunk(out, more, inp, weight, bias, lo, hi):
@@ -130,24 +134,19 @@ def linear_then(epilogue, by=FLOATS):
     return linear
 
 
-linear, linear_bf16 = linear_then(nothing), linear_then(nothing, HALVES)
+def register(of):
+    """Register the kernel of a storage type."""
+    linear = linear_then(nothing, of)
+
+    @kernel(ops.matmul_forward, "rows", of=of, parallel=False)
+    def matmul_forward(out, inp, weight, bias):
+        """Dot products.
+
+        Parallel: chunks of rows of `weight`; each owns those columns of `out`.
+        Bound: the memory that `weight` streams through, once.
+        """
+        linear(out, (), inp, weight, bias)
 
 
-@kernel(ops.matmul_forward, "rows", parallel=False)
-def matmul_forward(out, inp, weight, bias):
-    """Dot products.
-
-    Parallel: chunks of rows of `weight`; each owns those columns of `out`.
-    Bound: the memory that `weight` streams through, once.
-    """
-    linear(out, (), inp, weight, bias)
-
-
-@kernel(ops.matmul_forward, "rows", of="bfloat16", parallel=False)
-def matmul_forward_bf16(out, inp, weight, bias):
-    """Dot products of words.
-
-    Parallel: chunks of rows of `weight`; each owns those columns of `out`.
-    Bound: the memory that `weight` streams through, once.
-    """
-    linear_bf16(out, (), inp, weight, bias)
+for of in BY:
+    register(of)

@@ -5,7 +5,7 @@ from ..compile.jit import helper, kernel
 from ..optimized.gated import geglu, swiglu
 from ..optimized.gelu import forward as gelu
 from ..toolkit.elementwise import SET
-from .matmul import HALVES, linear_then
+from .matmul import BY, linear_then
 
 
 @helper(forceinline=True)
@@ -14,31 +14,22 @@ def activate(more, pre, lo, hi):
     gelu(more, SET, (pre,), lo, hi)
 
 
-linear, linear_bf16 = linear_then(activate), linear_then(activate, HALVES)
+def register(of):
+    """Register the kernel with GELU of a storage type."""
+    linear = linear_then(activate, of)
+
+    @kernel(ops.matmul_gelu_forward, "rows", of=of, parallel=False)
+    def matmul_gelu_forward(out, pre, inp, weight, bias):
+        """Dot products, and their GELU.
+
+        Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
+        Bound: the memory that `weight` streams through, once.
+        """
+        linear(pre, (out,), inp, weight, bias)
 
 
-@kernel(ops.matmul_gelu_forward, "rows", parallel=False)
-def matmul_gelu_forward(out, pre, inp, weight, bias):
-    """Dot products, and their GELU.
-
-    Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
-    Bound: the memory that `weight` streams through, once.
-    """
-    linear(pre, (out,), inp, weight, bias)
-
-
-@kernel(ops.matmul_gelu_forward, "rows", of="bfloat16", parallel=False)
-def matmul_gelu_forward_bf16(out, pre, inp, weight, bias):
-    """Dot products of words, and their GELU.
-
-    Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
-    Bound: the memory that `weight` streams through, once.
-    """
-    linear_bf16(pre, (out,), inp, weight, bias)
-
-
-def linear_gated(op, gate):
-    """Register the kernels of a linear layer with a gate, in both storage types, from the loop of the gate."""
+def register_gated(op, gate, of):
+    """Register the kernel with a gate of a storage type, from the loop of the gate."""
 
     @helper(forceinline=True)
     def activate(more, pre, lo, hi):
@@ -46,9 +37,9 @@ def linear_gated(op, gate):
         out, up = more
         gate((out,), SET, (pre, up), lo, hi)
 
-    linear, linear_bf16 = linear_then(activate), linear_then(activate, HALVES)
+    linear = linear_then(activate, of)
 
-    @kernel(op, "rows", parallel=False)
+    @kernel(op, "rows", of=of, parallel=False)
     def matmul_gated_forward(out, pre, inp, weight, bias, up):
         """Dot products, and their gate.
 
@@ -57,15 +48,8 @@ def linear_gated(op, gate):
         """
         linear(pre, (out, up), inp, weight, bias)
 
-    @kernel(op, "rows", of="bfloat16", parallel=False)
-    def matmul_gated_forward_bf16(out, pre, inp, weight, bias, up):
-        """Dot products of words, and their gate.
 
-        Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
-        Bound: the memory that `weight` streams through, once.
-        """
-        linear_bf16(pre, (out, up), inp, weight, bias)
-
-
-linear_gated(ops.matmul_swiglu_forward, swiglu)
-linear_gated(ops.matmul_geglu_forward, geglu)
+for of in BY:
+    register(of)
+    register_gated(ops.matmul_swiglu_forward, swiglu, of)
+    register_gated(ops.matmul_geglu_forward, geglu, of)

@@ -15,59 +15,43 @@ from numba.extending import intrinsic
 from ..compile.jit import helper
 from ..compile.numba_internals import populate_array
 from ..compile.storage import bfloat16, full
-from .lanes import INT, Lanes, load, load_some, store, store_some, vector
-from .simd import F32, HOST, I16, I32, I64, LANES, LINE, PER_WORD, Emit, unit_of
+from .lanes import INT, SIZE, Lanes, load, load_some, store, store_some, vector
+from .simd import F32, HOST, I16, I32, I64, LANES, LINE, Emit, unit_of
 
 ZERO = np.float32(0)
 
 
-def seen_as(result, shift):
-    """Make the code of an intrinsic that views an array with rows of twice or half as many elements."""
+def view_of(dtype, shift):
+    """Make the function that views rows as elements of another type, 2^-shift of them for each one."""
 
-    def codegen(context, builder, signature, args):
-        kind = signature.args[0]
-        old = context.make_array(kind)(context, builder, args[0])
-        new = context.make_array(result)(context, builder)
-        shape = cgutils.unpack_tuple(builder, old.shape, kind.ndim)
-        strides = cgutils.unpack_tuple(builder, old.strides, kind.ndim)
-        move = builder.lshr if shift > 0 else builder.shl
-        shape[-1] = move(shape[-1], shape[-1].type(1))
-        strides[-1] = strides[-1].type(4 if shift > 0 else 2)
-        data = builder.bitcast(old.data, new.data.type)
-        populate_array(new, data, shape, strides, strides[-1], old.meminfo, old.parent)
-        return impl_ret_borrowed(context, builder, result, new._getvalue())
+    @intrinsic
+    def view(typingctx, x):
+        """View an array with rows of half, twice or as many elements."""
+        result = types.Array(dtype, x.ndim, "C")
 
-    return codegen
+        def codegen(context, builder, signature, args):
+            old = context.make_array(x)(context, builder, args[0])
+            new = context.make_array(result)(context, builder)
+            shape, strides = (cgutils.unpack_tuple(builder, of, x.ndim) for of in (old.shape, old.strides))
+            if shift:
+                move = builder.lshr if shift > 0 else builder.shl
+                shape[-1] = move(shape[-1], shape[-1].type(1))
+            strides[-1] = strides[-1].type(SIZE[unit_of(result)])
+            data = builder.bitcast(old.data, new.data.type)
+            populate_array(new, data, shape, strides, strides[-1], old.meminfo, old.parent)
+            return impl_ret_borrowed(context, builder, result, new._getvalue())
 
+        return result(x), codegen
 
-@intrinsic
-def words(typingctx, x):
-    """View rows of an even number of bfloat16 as rows of words."""
-    result = types.Array(types.float32, x.ndim, "C")
-    return result(x), seen_as(result, 1)
-
-
-@intrinsic
-def halves(typingctx, x):
-    """View rows of words as rows of bfloat16."""
-    result = types.Array(bfloat16, x.ndim, "C")
-    return result(x), seen_as(result, -1)
+    return view
 
 
-@intrinsic
-def floats(typingctx, x):
-    """View an array as float32, which it must hold: for code that another type never runs."""
-    result = types.Array(types.float32, x.ndim, "C")
-
-    def codegen(context, builder, signature, args):
-        old = context.make_array(signature.args[0])(context, builder, args[0])
-        new = context.make_array(result)(context, builder)
-        shape, strides = (cgutils.unpack_tuple(builder, of, x.ndim) for of in (old.shape, old.strides))
-        data = builder.bitcast(old.data, new.data.type)
-        populate_array(new, data, shape, strides, old.itemsize, old.meminfo, old.parent)
-        return impl_ret_borrowed(context, builder, result, new._getvalue())
-
-    return result(x), codegen
+words = view_of(types.float32, 1)
+"""View rows of an even number of bfloat16 as rows of words."""
+halves = view_of(bfloat16, -1)
+"""View rows of words as rows of bfloat16."""
+floats = view_of(types.float32, 0)
+"""View an array as float32, which it must hold: for code that another type never runs."""
 
 
 @intrinsic
@@ -268,26 +252,6 @@ def pack_rows(to, x, lo, hi):
             to[i, k // 2] = pair(x, i * K + k, i * K + k + 1)
         if K % 2 > 0:
             to[i, K // 2] = pair(x, i * K + K - 1, -1)
-
-
-@helper()
-def pack_pairs(panel, width, x, row, column, columns, depth):
-    """Put words of x[row + 2 k, column + j] and x[row + 2 k + 1, column + j], for j < columns, in line k of a panel.
-
-    A row beyond the last is zero, and so are columns beyond `columns`.
-    """
-    R, C = x.shape
-    whole = columns // LANES * LANES
-    for k in range(depth):
-        i = (row + 2 * k) * C + column
-        j = i + C if row + 2 * k + 1 < R else -1
-        to = k * PER_WORD * width
-        for n in range(0, whole, LANES):
-            put(panel, to + n, width, load_pair(x, i + n, j + n if j >= 0 else -1))
-        for n in range(whole, columns):
-            put(panel, to + n, width, pair(x, i + n, j + n if j >= 0 else -1))
-        for n in range(columns, width):
-            put(panel, to + n, width, ZERO)
 
 
 @helper()

@@ -404,18 +404,6 @@ def copy(typingctx, to, to_row, x, x_row, rows):
     return types.void(FLOATS, INT, FLOATS, INT, INT), codegen
 
 
-@intrinsic
-def move(typingctx, to, x):
-    """Copy LANES floats."""
-
-    def codegen(context, builder, signature, args):
-        emit = Emit(builder, HOST)
-        emit.store(emit.load(args[1]), args[0])
-        return context.get_dummy_value()
-
-    return types.void(FLOATS, FLOATS), codegen
-
-
 def transpose_to(lines):
     """Make the function that writes a square transposed, as the lines that `lines` makes of each column."""
 
