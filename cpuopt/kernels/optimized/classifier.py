@@ -230,7 +230,7 @@ def register(products):
                     gather(x, inp, rows)
                 a, w = operands(x, read, logits)
                 forward(part, a, w, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
-                dlogits = operand(part, logits[part.size :])
+                dlogits, _ = operand(part, logits[part.size :])
                 gradient_block(part, dlogits, losses, share, targets, ignore_index, rows)
                 if dinp.shape[0] > 0:
                     d = dinp[lo:hi]

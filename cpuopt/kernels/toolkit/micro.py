@@ -19,24 +19,10 @@ from numba import prange
 
 from ...ops.storage import WIDE
 from ..compile.jit import helper
+from . import simd
 from .lanes import load
 from .pairs import ZERO, halves, load_pair, pack_rows, pair, put, read_of, words
-from .simd import (
-    HOST,
-    LANES,
-    MR,
-    NR,
-    PER_WORD,
-    at,
-    copy,
-    listed_pair_product,
-    narrow_pair_product,
-    narrow_product,
-    pair_product,
-    product,
-    transpose,
-    transpose_words,
-)
+from .simd import LANES, MR, NR, PER_WORD, at, copy
 
 
 @dataclass(frozen=True)
@@ -57,7 +43,8 @@ class MicroKernel:
     load, one : ``load(x, row, column)`` interleaves `group` rows from `row` on: LANES columns, or one.
     words : ``words(x, room)`` returns rows as words, and what is left of `room` if they had to be packed there.
     sums : ``sums(x, room)`` returns where the sums of a result x are kept, and what is left of `room`.
-    operand : ``operand(x, room)`` returns an array of the storage type for float32 that become an operand.
+    operand : ``operand(x, room)`` returns the array of the storage type to which a float32 operand is rounded, and what
+        is left of `room`.
     elements : ``elements(x)`` views float32 of scratch as elements of the storage type.
     weight : ``weight(master, copy)`` returns what products read of a weight that may have a copy.
     rounds : whether elements have less precision than sums, so that a result is stored when its sum is complete.
@@ -133,12 +120,6 @@ def in_place(x, room):
 
 
 @helper(inline="always")
-def first(x, room):
-    """Return the first."""
-    return x
-
-
-@helper(inline="always")
 def same(x):
     """Return what is given."""
     return x
@@ -155,17 +136,17 @@ FLOATS = MicroKernel(
     group=1,
     order="serial",
     lines=1,
-    wide=product,
-    narrow=narrow_product,
+    wide=simd.product,
+    narrow=simd.narrow_product,
     listed=None,
     put=put_float,
-    transpose=transpose,
+    transpose=simd.transpose,
     pack=pack_floats,
     load=load_floats,
     one=one_float,
     words=in_place,
     sums=in_place,
-    operand=first,
+    operand=in_place,
     elements=same,
     weight=copy_or_weight,
     rounds=False,
@@ -232,9 +213,9 @@ def sums_of(x, room):
 
 @helper()
 def operand_of(x, room):
-    """Make rows of whole words in `room` for those of x."""
+    """Make rows of whole words in `room` for those of x; return the rest of it too."""
     rows, width = x.shape[0], (x.shape[1] + 1) // 2
-    return halves(room[: rows * width].reshape(rows, width))
+    return halves(room[: rows * width].reshape(rows, width)), room[rows * width :]
 
 
 PAIRS = MicroKernel(
@@ -242,11 +223,11 @@ PAIRS = MicroKernel(
     group=2,
     order="pairs",
     lines=PER_WORD,
-    wide=pair_product,
-    narrow=narrow_pair_product,
-    listed=listed_pair_product if HOST.ahead else None,
+    wide=simd.pair_product,
+    narrow=simd.narrow_pair_product,
+    listed=simd.listed_pair_product if simd.HOST.ahead else None,
     put=put,
-    transpose=transpose_words,
+    transpose=simd.transpose_words,
     pack=pack_pairs,
     load=load_pairs,
     one=one_pair,
