@@ -24,7 +24,7 @@ from numba import prange
 
 from cpuopt import kernels as _registered  # noqa: F401
 from cpuopt.kernels.compile.jit import helper
-from cpuopt.kernels.optimized.matmul import WIDE, pack_tokens_by
+from cpuopt.kernels.optimized._forward import WIDE, pack_tokens_by
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import threads
 from cpuopt.kernels.toolkit.micro import FLOATS

@@ -16,9 +16,10 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
-from cpuopt.kernels.optimized.matmul import PRODUCTS, is_thin, largest, piece, pieces, token_pieces
+from cpuopt.kernels.optimized.matmul import PRODUCTS, is_thin
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
+from cpuopt.kernels.toolkit.blocks import largest, piece, pieces, token_pieces
 from cpuopt.kernels.toolkit.simd import LANES
 from cpuopt.kernels.toolkit.threads import SMALL
 

@@ -14,9 +14,9 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.check import check
 from cpuopt.kernels.compile import jit
-from cpuopt.kernels.optimized import matmul
+from cpuopt.kernels.optimized import _backward_input, _forward, matmul
 from cpuopt.kernels.registry import KERNELS
-from cpuopt.kernels.toolkit import simd
+from cpuopt.kernels.toolkit import blocks, simd
 from cpuopt.kernels.toolkit.fastmath import exp, exp2, maximum, tanh
 from cpuopt.kernels.toolkit.micro import FLOATS, MICRO_KERNELS
 from cpuopt.kernels.toolkit.simd import (
@@ -244,22 +244,22 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
     (NR, NR, MR),  # whole tiles only
     (NR + 1, NR + 1, MR + 1),  # one over
     (3, 1024, 49),  # rows that start 4 KB apart
-    (2 * MR + 3, matmul.ALIASED, 2 * MR + 3),  # of weight, forward, in smaller groups
-    (8 * MR, matmul.ALIASED, MR),  # of tokens
-    (2 * MR + 3, 2 * NR, 2 * matmul.ALIASED),  # of dout
+    (2 * MR + 3, blocks.ALIASED, 2 * MR + 3),  # of weight, forward, in smaller groups
+    (8 * MR, blocks.ALIASED, MR),  # of tokens
+    (2 * MR + 3, 2 * NR, 2 * blocks.ALIASED),  # of dout
     (FLOATS.few, 67, 131),
     (FLOATS.few + 1, 67, 131),
-    (17, 2 * matmul.DEPTH + 1, 7),  # blocks of k, forward
+    (17, 2 * _forward.DEPTH + 1, 7),  # blocks of k, forward
     (7, 35, 2 * FLOATS.short_depth + 1),  # of dinp
-    (matmul.SHORT + 1, 33, matmul.INPUT_DEPTH + 1),
+    (_backward_input.SHORT + 1, 33, _backward_input.INPUT_DEPTH + 1),
     (matmul.WEIGHT_DEPTH + 1, 31, 97),  # of dweight
-    (max(matmul.WIDE, matmul.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens
-    (5, matmul.COLUMNS + 8, 3),  # of columns
+    (max(_forward.WIDE, blocks.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens
+    (5, blocks.COLUMNS + 8, 3),  # of columns
     (2, 3, 50257),
-    (5, 37, 2 * matmul.SHARE_ROWS + 1),  # dinp by two shares of rows,
-    (67, matmul.COLUMNS + 1, 16 * 67),  # by four,
-    (matmul.SHARED, 35, 4 * matmul.SHARED),  # by two again, as there are more tokens
-    (3, 33, matmul.SHARES * matmul.SHARE_ROWS + 5),  # and by all
+    (5, 37, 2 * _backward_input.SHARE_ROWS + 1),  # dinp by two shares of rows,
+    (67, blocks.COLUMNS + 1, 16 * 67),  # by four,
+    (_backward_input.SHARED, 35, 4 * _backward_input.SHARED),  # by two again, as there are more tokens
+    (3, 33, _backward_input.SHARES * _backward_input.SHARE_ROWS + 5),  # and by all
 ]
 
 
@@ -273,13 +273,13 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
         (67, 16 * 67, 4),
         (3, 1029, 16),
         (64, 50257, 16),
-        (matmul.SHARED, 4 * matmul.SHARED, 2),
-        (matmul.SHARED + 1, 50257, 1),
+        (_backward_input.SHARED, 4 * _backward_input.SHARED, 2),
+        (_backward_input.SHARED + 1, 50257, 1),
     ],
 )
 def test_shares_of_rows_follow_from_the_shape(tokens, rows, shares):
-    assert matmul.count_shares(tokens, rows) == shares
-    floats = matmul.share_floats(tokens, 10, rows)
+    assert _backward_input.count_shares(tokens, rows) == shares
+    floats = _backward_input.share_floats(tokens, 10, rows)
     assert floats == (shares * tokens * 10 if shares > 1 else 0)
     assert floats * shares <= rows * 10
 
@@ -295,10 +295,10 @@ def test_matmul(op, shape):
 @pytest.mark.parametrize("rows", [1, 6, 7, 8, MR, 48, 112, 256])
 def test_rows_that_share_their_places_in_the_first_level_cache_are_fewer_than_these(rows):
     def largest(row):
-        return -(-rows // matmul.count_groups(rows, row))
+        return -(-rows // blocks.count_groups(rows, row))
 
-    assert largest(3 * matmul.ALIASED) <= min(MR, 7)  # usual caches hold 8 lines at one place
-    assert largest(matmul.PACKED) == largest(matmul.ALIASED - matmul.LINE) == -(-rows // -(-rows // MR))
+    assert largest(3 * blocks.ALIASED) <= min(MR, 7)  # usual caches hold 8 lines at one place
+    assert largest(blocks.PACKED) == largest(blocks.ALIASED - simd.LINE) == -(-rows // -(-rows // MR))
 
 
 def micro_kernels(text):
