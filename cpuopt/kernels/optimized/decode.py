@@ -3,6 +3,8 @@
 All query heads that read a key head take a chunk of it while it is in the first-level cache: memory is read once.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import prange
 
@@ -26,7 +28,8 @@ from ..toolkit.pairs import add_pairs, is_half, load_some_words, load_words
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
 from ..toolkit.tiles import flat
-from .attention import BLOCK, attend, forward_floats
+from ._attention_operands import RowView, rows_from, sums_of, thirds
+from .attention import ATTENTION, BLOCK, Attention, attend_floats
 
 TILED = 16  # queries from which on packing them into tiles pays
 CHUNK = 32  # keys or values: 8 KB of the usual heads
@@ -134,27 +137,27 @@ def gather(out, o, att, a, values, v, n, HS, add):
 
 
 @helper()
-def put_away(keys, values, k, v, places, position, T, bg):
+def put_away(keys, values, k, v, position, T, bg):
     """Copy the new keys and values of one key head, in one row of the batch, behind those that are there."""
     NKV, S, HS = keys.shape[1:]
-    k0, v0, kv_row = places[2:]
     for t in range(T):
-        row, to = (bg // NKV * T + t) * kv_row + bg % NKV * HS, (bg * S + position + t) * HS
-        copy(keys, to, k, k0 + row, HS)
-        copy(values, to, v, v0 + row, HS)
+        to, token, channel = (bg * S + position + t) * HS, bg // NKV * T + t, bg % NKV * HS
+        copy(keys, to, k.array, rows_from(k, token, channel).first, HS)
+        copy(values, to, v.array, rows_from(v, token, channel).first, HS)
 
 
 @helper()
-def query(out, o, keys, values, cache, q, q0, group, n, HS, cap, att, a, S):
+def query(out, o, keys, values, cache, q, group, n, cap, att, a):
     """Compute one query's result for all heads of a group: scores, their softmax, the weighted sum of the values.
 
     It reads the n keys and values from `cache` on.
     """
+    S, HS = keys.shape[2:]
     chunk = CHUNK if group > 1 else n
     for start in range(0, n, chunk):
         for h in range(group):
             row, some = cache + start * HS, min(chunk, n - start)
-            scores(att, a + h * S + start, q, q0 + h * HS, keys, row, some, HS, cap)
+            scores(att, a + h * S + start, q.array, q.first + h * HS, keys, row, some, HS, cap)
     for h in range(group):
         att[a + group * S + h] = ONE / softmax(att, a + h * S, n)
     for start in range(0, n, chunk):
@@ -168,20 +171,20 @@ def query(out, o, keys, values, cache, q, q0, group, n, HS, cap, att, a, S):
 
 
 @helper()
-def few(out, made, keys, values, q, k, v, places, position, window, cap, att, bg):
-    """Do the heads of one group in one row of the batch, query by query; `made` is `out`, or the same in float32."""
+def few(out, made, keys, values, q, k, v, position, limits, att, bg):
+    """Do the heads of one group in one row of the batch, query by query; `made` has the sums of `out`."""
     T, C = out.shape[1:]
     NKV, S, HS = keys.shape[1:]
-    q0, q_row = places[:2]
-    b, g, group = bg // NKV, bg % NKV, C // (NKV * HS)
-    cache, x = bg * S * HS, g * group * HS
-    put_away(keys, values, k, v, places, position, T, bg)
+    _, window, cap = limits
+    group = C // (NKV * HS)
+    channel = bg % NKV * group * HS
+    put_away(keys, values, k, v, position, T, bg)
     for t in range(T):
-        o, now = (b * T + t) * C + x, q0 + (b * T + t) * q_row + x
+        token = bg // NKV * T + t
         low = max(position + t - window + 1, 0) if window > 0 else 0
-        n, read = position + t + 1 - low, cache + low * HS
-        query(made, o, keys, values, read, q, now, group, n, HS, cap, att, bg * group * (S + 1), S)
-        if is_half(q):
+        n, read, o = position + t + 1 - low, (bg * S + low) * HS, token * C + channel
+        query(made, o, keys, values, read, rows_from(q, token, channel), group, n, cap, att, bg * group * (S + 1))
+        if is_half(out):
             copy(out, o, made, o, group * HS)
 
 
@@ -195,71 +198,76 @@ def is_small(out, keys, position, window):
 
 
 @helper()
-def start(out, made, keys, values, q, k, v, places, position, window, cap, att, bg):
+def start(out, made, keys, values, q, k, v, position, limits, att, bg):
     """Do a group, if it has few queries; put its keys and values away, if it has many."""
     if out.shape[1] < TILED:
-        few(out, made, keys, values, q, k, v, places, position, window, cap, att, bg)
+        few(out, made, keys, values, q, k, v, position, limits, att, bg)
     else:
-        put_away(keys, values, k, v, places, position, out.shape[1], bg)
+        put_away(keys, values, k, v, position, out.shape[1], bg)
 
 
-def work_floats(sizes):
-    """Size the tiles of each head, if there are enough queries."""
-    return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
-
-
-def decode_by(attend, floats):
-    """Make the function of new tokens from that of a block of queries, and from the working memory that it takes."""
+def decode_by(x: Attention) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Make the function of new tokens for a storage type, and list its scratch."""
+    attend, unit, lines, rounds = x.attend, x.operands.unit, x.operands.lines, bool(x.operands.name)
 
     @helper()
-    def many(out, keys, values, q, places, position, limits, work, bh):
+    def many(out, keys, values, q, position, limits, work, bh):
         """Do one head of one row of the batch, a block of queries at a time, when its keys and values are put away."""
         T, C = out.shape[1:]
         NKV, S, HS = keys.shape[1:]
-        q0, q_row = places[:2]
         NH = C // HS
-        b, h, w = bh // NH, bh % NH, bh * floats(HS)
-        cache, known, told = bh // (NH // NKV) * S * HS, flat(keys), flat(values)
+        b, h, w = bh // NH, bh % NH, bh * attend_floats(HS, unit, lines)
+        cache = bh // (NH // NKV) * S * HS
+        k, v = RowView(flat(keys), cache, HS), RowView(flat(values), cache, HS)
         for t in range(0, T, BLOCK):
-            o, x, n = (b * T + t) * C + h * HS, q0 + (b * T + t) * q_row + h * HS, min(BLOCK, T - t)
-            before = position + t
-            attend(out, o, C, q, x, q_row, known, cache, told, cache, HS, before, n, HS, limits, 0, work, w)
+            to, queries = rows_from(RowView(out, 0, C), b * T + t, h * HS), rows_from(q, b * T + t, h * HS)
+            attend(to, queries, k, v, position + t, min(BLOCK, T - t), HS, limits, 0, work, w)
 
     @helper(parallel=True)
-    def decode(out, made, keys, values, q, k, v, places, position, window, cap, att, work):
-        """Attend to the cache and to the new keys; `made` is `out`, or memory for the same in float32."""
+    def decode(out, made, keys, values, q, k, v, position, window, cap, att, work):
+        """Attend to the cache and to the new keys; `made` has room for the sums of `out`."""
         B, T, C = out.shape
-        groups, heads, limits = B * keys.shape[1], B * (C // keys.shape[3]), (NO_STARTS, window, cap)
+        groups, heads, limits = B * keys.shape[1], B * (C // keys.shape[3]), (NO_STARTS, window, np.float32(cap))
         if is_small(out, keys, position, window):
             for bg in range(groups):
-                few(out, made, keys, values, q, k, v, places, position, window, cap, att, bg)
+                few(out, made, keys, values, q, k, v, position, limits, att, bg)
         else:
             for task in prange(groups):
-                start(out, made, keys, values, q, k, v, places, position, window, cap, att, np.int64(task))
+                start(out, made, keys, values, q, k, v, position, limits, att, np.int64(task))
             if T >= TILED:
                 for task in prange(heads):
-                    many(out, keys, values, q, places, position, limits, work, np.int64(task))
+                    many(out, keys, values, q, position, limits, work, np.int64(task))
 
-    return decode
+    def work_floats(sizes):
+        """Size the tiles of each head, if there are enough queries; else the sums of a result that is rounded."""
+        many = sizes["T"] >= TILED
+        floats = attend_floats.py_func(sizes["HS"], unit, lines) if many else sizes["T"] * sizes["HS"] * rounds
+        return sizes["B"] * sizes["NH"] * floats
+
+    return decode, [("att", B * NH * S + B * NH), ("work", work_floats)]
 
 
-decode = decode_by(attend, forward_floats)
+DECODE = {x.operands.name: decode_by(x) for x in ATTENTION}
+"""The function of new tokens and its scratch, by storage type."""
 
 
-ATT = "att", B * NH * S + B * NH
-DECODE_SCRATCH = [ATT, ("work", work_floats)]
+def register(of: str) -> None:
+    """Register the kernel of a storage type."""
+    decode, scratch = DECODE[of]
+
+    @kernel(ops.attention_decode, "optimized", of=of, scratch=scratch, parallel=False)
+    def attention_decode(out, keys, values, qkv, position, window, cap, att, work):
+        """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of values.
+
+        Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att` and
+        `work`. If there is little to read, one thread does them all.
+        Memory: one row of attention weights a head, and out in float32; tiles for each head if there are many queries.
+        Bound: memory for one query; compute for many.
+        Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
+        """
+        q, k, v = thirds(qkv)
+        decode(out, sums_of(flat(out), work), keys, values, q, k, v, position, window, cap, att, work)
 
 
-@kernel(ops.attention_decode, "optimized", scratch=DECODE_SCRATCH, parallel=False)
-def attention_decode(out, keys, values, qkv, position, window, cap, att, work):
-    """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
-
-    Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`.
-    If there is little to read, one thread does them all.
-    Memory: one row of attention weights a head; tiles for each head if there are many queries.
-    Bound: memory for one query; compute for many.
-    Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
-    """
-    C, x = out.shape[2], flat(qkv)
-    places = 0, 3 * C, C, 2 * C, 3 * C
-    decode(out, out, keys, values, x, x, x, places, position, window, np.float32(cap), att, work)
+for _storage in DECODE:
+    register(_storage)

@@ -1,7 +1,7 @@
-"""Products of small packed matrices, parts of them too, for attention; and the packing.
+"""Products of small matrices, parts of them too, for attention; their results; and how rows of tiles wait for others.
 
-A matrix is an array and the offset of its first element. It is small enough for the caches, so there is no blocking:
-only the micro-tiles of ``simd``, at most MR rows by COLS.
+A matrix is small enough for the caches, so there is no blocking: only the micro-tiles of ``simd``, at most MR rows by
+COLS.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compile.jit import helper
-from .lanes import INT, Lanes, load, load_some, spread, store, store_some, transpose
+from .lanes import INT, Lanes, load, load_some, store, store_some
 from .simd import I32, LANES, MR, NR, at, narrow_product
 from .simd import product as micro
 
@@ -43,14 +43,16 @@ def product_by(micro, narrow, unit, lines):
     """
 
     @helper()
-    def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, r, r0, adds):
+    def product(c, c_row, a, a_row, a_step, b, b_row, rows, cols, depth, limit, adds):
         """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 
-        Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
-        LANES. Of a `part`, row i has the range from ``r[r0 + i]`` up to ``r[r0 + BLOCK + i]``; neither end falls from
-        row to row. PART rows from a multiple of it on compute all that one of them needs, and columns are whole
-        vectors. An empty range adds nothing.
+        c, a and b are pointers. Rows are `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`.
+        Columns are rounded up to LANES. `limit` is what the range of a row limits, an array r and an offset r0: row i
+        has the range from ``r[r0 + i]`` up to ``r[r0 + BLOCK + i]``; neither end falls from row to row. PART rows from
+        a multiple of it on compute all that one of them needs, and columns are whole vectors. An empty range adds
+        nothing.
         """
+        part, r, r0 = limit
         groups = (rows + MR - 1) // MR if part == WHOLE else (rows + PART - 1) // PART
         size, longer = rows // groups if part == WHOLE else PART, rows % groups if part == WHOLE else 0
         i = 0
@@ -63,9 +65,9 @@ def product_by(micro, narrow, unit, lines):
                     j, stop = low // LANES * LANES, min(cols, high)
                 else:
                     k, end = low // unit, min(depth, (high + unit - 1) // unit)
-            x = at(a, a0 + i * a_row + k * a_step)
+            x = at(a, i * a_row + k * a_step)
             while j < stop and k < end:
-                y, to = at(b, b0 + k * lines * b_row + j), at(c, c0 + i * c_row + j)
+                y, to = at(b, k * lines * b_row + j), at(c, i * c_row + j)
                 if j % COLS > 0 or stop - j <= LANES:
                     narrow(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
                     j += LANES
@@ -78,26 +80,6 @@ def product_by(micro, narrow, unit, lines):
 
 
 product = product_by(micro, narrow_product, 1, 1)
-
-
-@helper()
-def pack(to, to0, width, room, x, x0, x_row, rows, cols):
-    """Copy rows that lie `x_row` apart side by side; zeros fill up `width` columns and `room` rows."""
-    for t in range(rows):
-        for i in range(0, cols, LANES):
-            store(to, to0 + t * width + i, load_some(x, x0 + t * x_row + i, cols - i))
-        for i in range(up(cols, LANES), width, LANES):
-            store(to, to0 + t * width + i, spread(ZERO))
-    for i in range(rows * width, room * width, LANES):
-        store(to, to0 + i, spread(ZERO))
-
-
-@helper()
-def turn(to, to0, to_row, x, x0, x_row, rows, cols, scale):
-    """Transpose rows that lie `x_row` apart, scaled; rows and columns are rounded up to LANES."""
-    for t in range(0, rows, LANES):
-        for i in range(0, cols, LANES):
-            transpose(to, to0 + i * to_row + t, to_row, x, x0 + t * x_row + i, x_row, scale)
 
 
 @helper()
