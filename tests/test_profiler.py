@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from cpuopt import ops, profiler
-from cpuopt.check.result import WORDS
 from cpuopt.building import run_calls
+from cpuopt.check.result import WORDS
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
