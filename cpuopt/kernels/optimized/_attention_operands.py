@@ -12,6 +12,7 @@ from numba import prange
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
+from ...ops.storage import WIDE
 from ..compile.jit import helper
 from ..compile.storage import bfloat16
 from ..toolkit.elementwise import bounds, chunks
@@ -83,7 +84,7 @@ class Operands:
 
     Attributes
     ----------
-    name : the type, for `kernel`; empty for float32.
+    name : the type, for `kernel`.
     unit : neighbours along the summed axis in one word.
     lines : floats of each word in the second operand.
     folds : whether `turn` multiplies by the scale of the scores; a bfloat16 would be rounded once more.
@@ -178,7 +179,7 @@ def put_adjoint_floats(w, score, datt, paired, k, q, p, p1, ds, ds1):
 
 
 FLOAT32 = Operands(
-    name="",
+    name=WIDE,
     unit=1,
     lines=1,
     folds=True,
