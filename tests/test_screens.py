@@ -36,7 +36,6 @@ from cpuopt.report import (
     judge,
     lab,
     machine,
-    ranks,
     records,
     scale,
     style,
@@ -257,7 +256,7 @@ SCREENS = {
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(KERNELS),
     "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),
-    "train --ranks": lambda: ranks.ranks_table(HOSTS, [96] * 2),
+    "train --ranks": lambda: console.ranks_table(HOSTS, [96] * 2),
 }
 """What each verb that prints tables shows, at its widest."""
 

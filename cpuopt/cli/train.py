@@ -63,7 +63,6 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         start_numba(threads)
         from ..measure import rates as machine
         from ..report import console, html
-        from ..report.ranks import ranks_table
         from ..train import checkpoint
         from ..train.forecast import roof_ms, sample
         from ..train.job import prepare, resumed
@@ -86,7 +85,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         job = prepare(asked, progress, resume, args.accept_changes, comm=comm, agreed=agreement.settle)
     if rank.place and not args.json:
         there = comm.everyone([rank.place.host, *rank.place.cores])
-        table = ranks_table(there, comm.everyone(threads))
+        table = console.ranks_table(there, comm.everyone(threads))
         with console.surviving_hangup():
             console.show([*table, *default])
     for note in job.notes:

@@ -21,6 +21,7 @@ from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedC
 from rich.segment import Segment
 from rich.text import Text
 
+from ..comm.places import named
 from ..data.chats import Chats
 from ..data.given import Given
 from ..files.outputs import free
@@ -423,6 +424,20 @@ def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
     shown = table("op", "variants")
     for op in dict.fromkeys(r["op"] for r in rows):
         shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
+    return [shown]
+
+
+def ranks_table(places: Sequence[Sequence[Any]], threads: Sequence[int]) -> list[RenderableType]:
+    """Show the host, cores and threads of each rank.
+
+    Parameters
+    ----------
+    places : a rank's host, followed by its cores.
+    threads : of each rank.
+    """
+    shown = table(">rank", "host", "cores", ">threads")
+    for rank, ((host, *cores), n) in enumerate(zip(places, threads, strict=True)):
+        shown.add_row(str(rank), host, named(cores).partition(" ")[2], str(n))
     return [shown]
 
 
