@@ -9,7 +9,6 @@ from cpuopt import ops
 from cpuopt.errors import UserError
 from cpuopt.judge import naive
 from cpuopt.kernels.registry import KERNELS
-from cpuopt.lab.starter import copied
 
 HEAD = "import numpy as np\nfrom numba import prange\n\nfrom cpuopt import helper, kernel, ops\n"
 
@@ -370,8 +369,12 @@ RUN = {
 """By class and name, texts that the rules allow."""
 FOUND = {
     "keeps a result in scratch": ("wrong", "and what it wrote was left"),
-    "asks for much scratch": ("wrong", "elements of scratch 'x'; expected up to"),
-    "asks for much scratch in many arrays": ("wrong", "asks for 33,554,432 elements of scratch in 8 arrays"),
+    **dict.fromkeys(
+        ("has no end in a size", "has a size that is no number", "has a negative size", "divides by zero in a size"),
+        ("compile error", ""),
+    ),
+    "asks for much scratch": ("compile error", "elements of scratch 'x'; expected up to"),
+    "asks for much scratch in many arrays": ("compile error", "asks for 33,554,432 elements of scratch in 8 arrays"),
     "zeroes its input": ("wrong", "changed 'inp', which it may only read"),
 }
 """Verdict and words of the reason by which some of them are found, which others could hide."""
@@ -475,30 +478,11 @@ RIGHT = {
     "a number that nobody reads": relu(before="for _ in range(2):\n    out[:] = ZERO"),
 }  # fmt: skip
 """Right kernels that resemble them further."""
-LARGE = ["attention_forward", "attention_backward", "matmul_forward", "matmul_backward_input"]
-REPLACED = {
-    "import config, ": "import ",
-    "config.NUMBA_NUM_THREADS": "64",
-    "np.finfo(np.float32).min": "np.float32(-3.4028234663852886e38)",
-    ".py_func(": "(",
-}
-"""Optimized kernels of hundreds of lines, and what keeps their texts from being candidates."""
-
-
-def as_text(op):
-    """Return the text of a large kernel."""
-    imports, body = copied(ops.ALL[op], "mine", "optimized")
-    text = "\n".join([*dict.fromkeys(imports), "", body])
-    for old, new in REPLACED.items():
-        text = text.replace(old, new)
-    return text
-
-
 @cache
 def package():
     """Return the texts of the package's kernels that stand alone, by op and variant."""
-    found = {(op, "optimized"): as_text(op) for op in LARGE}
+    found = dict[tuple[str, str], str]()
     for op, variant in KERNELS:
         with suppress(UserError):
-            found.setdefault((op, variant), naive.text_of(ops.ALL[op], variant))
+            found[op, variant] = naive.text_of(ops.ALL[op], variant)
     return found

@@ -54,8 +54,8 @@ def session() -> Iterator[Judge]:
 @pytest.mark.parametrize(("of", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
 def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) -> None:
     found = session.check(RUN[of][name], "relu_forward")
-    verdicts, words = FOUND.get(name, ("wrong cheating", ""))
-    assert found.verdict in verdicts.split(), found
+    verdicts, words = FOUND.get(name, ("wrong, cheating", ""))
+    assert found.verdict in verdicts.split(", "), found
     assert found.reason
     assert words in found.reason
     assert "\n" not in found.reason
@@ -193,10 +193,10 @@ def test_a_crash_ends_one_candidate_and_no_session(session: Judge) -> None:
 
 
 LIMITED = {
-    "in a call": (relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0"), "wrong", "call"),
+    "in a call": (relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0"), "unchecked", "call"),
     "while it is loaded": (
         relu("def made():\n    n = 1\n    while n > 0:\n        n += 1\n    return n\n\n\nN = made()"),
-        "compile error",
+        "unchecked",
         "open",
     ),
 }
@@ -226,9 +226,9 @@ def test_a_candidate_that_does_not_end_is_ended(where: str, session: Judge, monk
 
 def test_a_verdict_has_a_limit(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = session.checked
-    monkeypatch.setattr(module, "VERDICT_S", 1.0)
-    monkeypatch.setattr(session, "checked", lambda kernel: time.sleep(1.1) or usual(kernel))
-    with pytest.raises(UserError, match=r"judge relu_forward: no verdict within 1 s; take a smaller"):
+    monkeypatch.setattr(module, "VERDICT_S", 5.0)
+    monkeypatch.setattr(session, "checked", lambda kernel: time.sleep(5.1) or usual(kernel))
+    with pytest.raises(UserError, match=r"judge relu_forward: no verdict within 5 s; take a smaller"):
         session.check(HONEST_RELU, "relu_forward")
     assert session.check("import os\n", "relu_forward").verdict == "refused by rule"
     monkeypatch.undo()
@@ -409,7 +409,7 @@ def test_scratch_is_usual_at_the_size_that_is_timed(session: Judge) -> None:
     task = ModelSizes("gpt2-tiny", 1, 8)
     (shape,) = task.shapes(ops.relu_forward)
     found = session.time(scratched(SIZED.format(shape.sizes["N"])), "relu_forward", task)
-    assert found.verdict == "wrong"
+    assert found.verdict == "compile error"
     assert "asks for 1,073,741,824 elements of scratch 'x'; expected up to 4,194,304" in found.reason
 
 
