@@ -92,7 +92,8 @@ class Operands:
     rows : ``rows(w, room, x, n, HS)`` makes the first operand of a sum over channels, in place if it can, and returns
         its pointer and the distance of its rows.
     columns : ``columns(w, room, x, n, HS, copied)`` makes the second one of a sum over rows, likewise.
-    turn : ``turn(w, to, room, x, n, HS, scale)`` makes the second one of a sum over channels.
+    turn : ``turn(w, to, room, x, n, HS, scale)`` makes the second one of a sum over channels; the room for `columns` is
+        behind the room.
     put_weights : ``put_weights(w, score, k, q, p, p1)`` stores the weights of keys k and k + 1 for queries from q on.
     put_adjoints : ``put_adjoints(w, score, datt, paired, k, q, p, p1, ds, ds1)`` stores weights and adjoints of scores.
     """

@@ -196,9 +196,9 @@ def blocks_of(T):
 
 @helper()
 def operand_floats(HS, unit, lines):
-    """Size a block of rows as a first operand, as a second one, and transposed."""
+    """Size a block of rows as a first operand, unless that is read in place; as a second one; and transposed."""
     words, width = up((HS + unit - 1) // unit, LANES), up(HS, LANES)
-    return BLOCK * words, BLOCK * width * lines // unit, BLOCK * words * lines
+    return BLOCK * words * (unit - 1), BLOCK * width * lines // unit, BLOCK * words * lines
 
 
 @helper()
@@ -301,9 +301,10 @@ def forward_by(attend, x: Operands) -> Any:
 
 @helper()
 def backward_floats(HS, unit, lines):
-    """Size a thread's memory: k, q and dout as operands, dq, two tiles and a half, their ranges; a number a query."""
+    """Size a thread's memory: k, v, q and dout as operands, dq, two tiles, their ranges; a number a query."""
     rows, columns, turned = operand_floats(HS, unit, lines)
-    return rows + 3 * columns + 2 * turned + BLOCK * (up(HS, LANES) + 2 * BLOCK + BLOCK // 2 + 1) + RANGES
+    tiles = 2 * BLOCK + (unit - 1) * BLOCK // 2
+    return rows + 3 * columns + 2 * turned + BLOCK * (up(HS, LANES) + tiles + 1) + RANGES
 
 
 def backward_by(x: Operands) -> Any:
@@ -333,8 +334,9 @@ def backward_by(x: Operands) -> Any:
         qt = panel + 3 * column_floats
         dot, dqs = qt + turned_floats, qt + 2 * turned_floats
         score = dqs + size
-        datt, delta = score + BLOCK * BLOCK, score + 2 * BLOCK * BLOCK + BLOCK * BLOCK // 2
-        paired, ranges = datt if unit == 1 else datt + BLOCK * BLOCK, delta + BLOCK
+        datt, paired = score + BLOCK * BLOCK, score + unit * BLOCK * BLOCK  # dq and dk read the same float32
+        delta = score + 2 * BLOCK * BLOCK + (unit - 1) * BLOCK * BLOCK // 2
+        ranges = delta + BLOCK
         # pass 1: the queries, and delta[t] = s * dout[t] . out[t], which stands for the sum over att * datt
         queries, adjoints = rows_from(q, row + t0, h * HS), rows_from(RowView(dout, 0, NH * HS), row + t0, h * HS)
         slope, results = ONE / np.sqrt(np.float32(HS)), rows_from(RowView(out, 0, NH * HS), row + t0, h * HS)
