@@ -250,7 +250,9 @@ class Calls:
             result = self._run(counts)
             return replace(result, reason=result.reason + self.race(counts[-1])) if result.refused else result
         except BrokenKernelError as e:
-            raise type(e)(f"{e}{self.race(counts[-1]) if e.where else ''}", *e.where) from e
+            if not (e.where and (said := self.race(counts[-1]))):
+                raise
+            raise BrokenKernelError(f"{e}{said}", *e.where) from e
 
     def race(self, n: int) -> str:
         """Return that equal calls differ on n threads, and not on one, with the line that shows it; or ""."""

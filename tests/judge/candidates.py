@@ -478,6 +478,8 @@ RIGHT = {
     "a number that nobody reads": relu(before="for _ in range(2):\n    out[:] = ZERO"),
 }  # fmt: skip
 """Right kernels that resemble them further."""
+
+
 @cache
 def package():
     """Return the texts of the package's kernels that stand alone, by op and variant."""

@@ -818,11 +818,11 @@ def test_the_command_checks_a_file(capsys: Any, monkeypatch: Any, tmp_path: Path
 
 
 WRONG = GELU.replace("0.044715", "0.05")
-CHEAT = GELU.replace(LOOP, f"inp[0] = inp[0] * 2\n    {LOOP}")
+SPOILS = GELU.replace(LOOP, f"inp[0] = inp[0] * 2\n    {LOOP}")
 
 
 def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
-    """With the protocol's own client: a wrong GELU, a cheating one and a good one, of which the last is adopted."""
+    """With the protocol's own client: a wrong GELU, one that changes its input and a good one, which is adopted."""
     pytest.importorskip("mcp")
     import asyncio
 
@@ -856,16 +856,16 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
                 assert wrong.content[0].text.startswith(said)  # type: ignore[union-attr]
             sizes = {"model": "gpt2-tiny", "B": 1, "T": 8}
             found = [names, await ask("tasks")]
-            for text in (WRONG, CHEAT, GELU):
+            for text in (WRONG, SPOILS, GELU):
                 found.append(await ask("submit", text=text, op="gelu_forward", **sizes))
             found.append(await ask("board", op="gelu_forward", **sizes))
             return [*found, await ask("adopt", op="gelu_forward", name="fast", **sizes)]
 
-    names, tasks, wrong, cheat, good, board, adopted = asyncio.run(talk())
+    names, tasks, wrong, spoils, good, board, adopted = asyncio.run(talk())
     assert names == ["tasks", "describe", "check", "time", "inspect", "profile", "submit", "board", "adopt"]
     assert [t["op"] for t in tasks["tasks"]] == [*ops.ALL]
     assert (wrong["verdict"], wrong["place"]) == ("wrong", None)
-    assert (cheat["verdict"], cheat["place"]) == ("cheating", None)
+    assert (spoils["verdict"], spoils["place"]) == ("wrong", None)
     assert good["place"] is None  # vanilla's text is right, and not faster
     assert len(board["best"]) == 1
     made = subprocess.run(
