@@ -165,14 +165,14 @@ def turn_floats(w, to, room, x, n, HS, scale):
             transpose(w, to + i * BLOCK + t, BLOCK, rows, first + t * step + i, step, scale)
 
 
-@helper()
+@helper(forceinline=True)
 def put_floats(w, tile, k, q, x, x1):
     """Store numbers of two keys in their rows of a tile."""
     store(w, tile + k * BLOCK + q, x)
     store(w, tile + (k + 1) * BLOCK + q, x1)
 
 
-@helper()
+@helper(forceinline=True)
 def put_adjoint_floats(w, score, datt, paired, k, q, p, p1, ds, ds1):
     """Store weights in place of scores, and adjoints of scores in place of those of weights."""
     put_floats(w, score, k, q, p, p1)
@@ -223,13 +223,13 @@ def turn_words(w, to, room, x, n, HS, scale):
             transpose_words(at(w, to + i * PER_WORD * BLOCK + t), BLOCK, at(w, room + t * width + i), width)
 
 
-@helper()
+@helper(forceinline=True)
 def put_weight_words(w, score, k, q, p, p1):
     """Store words of two keys in row k / 2."""
     store(w, score + k // 2 * BLOCK + q, interleaved(rounded(p, p1)))
 
 
-@helper()
+@helper(forceinline=True)
 def put_adjoint_words(w, score, datt, paired, k, q, p, p1, ds, ds1):
     """Store words of two queries in place of scores and adjoints of weights, and words of two keys in `paired`.
 
