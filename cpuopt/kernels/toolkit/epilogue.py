@@ -71,7 +71,7 @@ class Epilogue:
 
 
 @helper()
-def nothing(to):
+def nothing(*args):
     """Do nothing."""
 
 
@@ -81,20 +81,20 @@ def rows_of_weight(to):
     return to[0].shape[0]
 
 
-@helper()
-def no_bias(to, sums, row, rows):
-    """Do nothing."""
-
-
 @helper(inline="always")
 def unbiased(to):
     """Return False."""
     return False
 
 
-@helper()
-def no_end(to, rows):
-    """Do nothing."""
+def bias_at(i: int) -> Any:
+    """Make the function that returns whether the i-th array, which is of a bias, is there."""
+
+    @helper(inline="always")
+    def is_there(to):
+        return to[i].shape[0] > 0
+
+    return is_there
 
 
 @helper()
@@ -172,31 +172,24 @@ def storing(bias: bool) -> Epilogue:
     def place(to, own, row, rows):
         return to[0], row, to[1]
 
-    @by_row()
-    def store_bias(to, sums, row, rows):
-        if to[2].shape[0] > 0:
-            for i in range(rows):
-                to[2][row + i] = to[2][row + i] + sums[i] if to[3] else sums[i]
-
     @helper()
     def again(to, more):
         return (to[0], to[1] or more)
+
+    if not bias:
+        return Epilogue(False, nothing, rows_of_weight, place, nothing, again, unbiased, nothing)
 
     @helper()
     def rows_with_bias(to):
         return max(to[0].shape[0], to[2].shape[0])
 
-    @helper(inline="always")
-    def is_there(to):
-        return to[2].shape[0] > 0
-
-    finish_bias, rows, biased = (store_bias, rows_with_bias, is_there) if bias else (no_bias, rows_of_weight, unbiased)
-
     @by_row()
     def finish(to, grad, sums, row, rows):
-        finish_bias(to, sums, row, rows)
+        if to[2].shape[0] > 0:
+            for i in range(rows):
+                to[2][row + i] = to[2][row + i] + sums[i] if to[3] else sums[i]
 
-    return Epilogue(False, nothing, rows, place, finish, again, biased, no_end)
+    return Epilogue(False, nothing, rows_with_bias, place, finish, again, bias_at(2), nothing)
 
 
 @cache
@@ -274,7 +267,7 @@ class Step:
         """Make the epilogue."""
         step = self.step(0)
         if not self.made:
-            return Epilogue(True, nothing, None, None, None, None, None, no_end, step)
+            return Epilogue(True, nothing, None, None, None, None, None, nothing, step)
         sumsq, partial = self.arrays.index("sumsq"), self.arrays.index("partial")
 
         @by_row()
@@ -282,8 +275,8 @@ class Step:
             step(to, n, grad, ONE)
             to[partial][i] = squares(grad)
 
-        begin, finish_rows = (self._with_rows if "slot" in self.arrays else self._rows)(step_row)
-        finish_bias, biased = self._bias() if len(self.parameters) > 1 else (no_bias, unbiased)
+        begin, finish_rows = self._rows(step_row)
+        finish_bias, biased = self._bias() if len(self.parameters) > 1 else (nothing, unbiased)
 
         @helper()
         def place(to, own, row, rows):
@@ -310,22 +303,21 @@ class Step:
         return Epilogue(True, begin, rows_of_weight, place, finish, again, biased, end, step, step_row, reads)
 
     def _rows(self, step_row: Any) -> tuple[Any, Any]:
+        """Make what begins, and what finishes rows; those that a lookup makes too are put aside, or finished alone."""
         partial = self.arrays.index("partial")
 
         @helper()
-        def begin(to):
+        def begin_all(to):
             fill(to[partial], 0)
 
         @by_row()
-        def finish_rows(to, grad, row, rows):
+        def finish_all(to, grad, row, rows):
             for i in range(rows):
                 step_row(to, row + i, grad[i], row + i)
 
-        return begin, finish_rows
-
-    def _with_rows(self, step_row: Any) -> tuple[Any, Any]:
-        """Make the functions for a weight of which a lookup makes some rows: they are put aside, or finished alone."""
-        held, tokens, partial, slot = map(self.arrays.index, ("held", "tokens", "partial", "slot"))
+        if "slot" not in self.arrays:
+            return begin_all, finish_all
+        held, tokens, slot = map(self.arrays.index, ("held", "tokens", "slot"))
         aside = bool(self.made and self.made.aside)
 
         @helper()
@@ -361,8 +353,4 @@ class Step:
                 for i in range(rows):
                     to[partial][row + i] += db[i] * db[i]
 
-        @helper(inline="always")
-        def is_there(to):
-            return to[bias].shape[0] > 0
-
-        return finish_bias, is_there
+        return finish_bias, bias_at(bias)

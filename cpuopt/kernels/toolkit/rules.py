@@ -16,7 +16,7 @@ from ...ops.declaration import Op, as_dim
 from ...ops.optimizer import Optimizer
 from ..compile.jit import helper, kernel
 from ..registry import KERNELS, Kernel
-from .epilogue import Epilogue, Step, fill, storing
+from .epilogue import Epilogue, Step, fill, nothing, storing
 from .tuples import constant, joined, taken
 
 
@@ -113,7 +113,7 @@ def _after(source: Kernel, optimizer: Optimizer) -> None:
     names = [*derived.params, *(name for name, *_ in scratch)]
     step = Step(derived, optimizer, source.function.__module__.rpartition(".")[0], names)
     epilogue, to, compute = step.epilogue(), step.to, source.function
-    begin, begin_rows = epilogue.begin, _held_first(step) if how.rows else None
+    begin, first = epilogue.begin, _held_first(step) if how.rows else nothing
     gradients, take_steps = joined(*(_like(names, g) for g in how.gradients)), _all_rows(epilogue, len(made) > 1)
 
     def given(instead: dict[str, str]) -> Any:
@@ -129,7 +129,7 @@ def _after(source: Kernel, optimizer: Optimizer) -> None:
 
     plain, reads = given({}), how.parameters[0] in op.by_name
     with_copy = given({how.parameters[0]: "copy"}) if reads else plain
-    copy, first = names.index("copy" if reads else how.parameters[0]), begin_rows or _no_rows
+    copy = names.index("copy" if reads else how.parameters[0])
 
     def flat(*args):
         goes, grads = to(args), gradients(args)
@@ -141,17 +141,7 @@ def _after(source: Kernel, optimizer: Optimizer) -> None:
             compute(*plain(args))
         take_steps(goes, grads)
 
-    kernel(derived, source.variant, scratch=scratch, shown=function_of(source), parallel=False)(flat)
-
-
-def function_of(source: Kernel) -> Any:
-    """Return the Python function of a kernel."""
-    return getattr(source.function, "py_func", source.function)
-
-
-@helper()
-def _no_rows(to, grad):
-    """Do nothing."""
+    kernel(derived, source.variant, scratch=scratch, shown=getattr(compute, "py_func", compute), parallel=False)(flat)
 
 
 def _held_first(step: Step) -> Any:
