@@ -358,7 +358,7 @@ def test_the_root_of_the_package_holds_few_files():
 @pytest.mark.parametrize("variant", ["vanilla", "optimized", "blas", "rows"])
 def test_a_kernel_file_has_a_twin_in_ops(variant):
     files = {Path(f).name for f in FILES if f.startswith(f"kernels/{variant}/")}
-    assert {f for f in files if not f.startswith("_") and f"ops/{f.replace('_bf16', '')}" not in FILES} == set()
+    assert {f for f in files if not f.startswith("_") and f"ops/{f}" not in FILES} == set()
     assert variant == "optimized" or len(files) > 1
 
 
