@@ -196,3 +196,17 @@ def test_a_file_without_kernels_is_refused():
     with pytest.raises(UserError, match="registers no kernel"):
         choose([], [], ["mine.py"], [])
     assert choose(["gelu"], [], ["mine.py"], [("gelu_forward", "x"), ("sumsq", "x")]) == [("gelu_forward", "x")]
+
+
+def test_the_words_of_a_result_are_those_of_the_docs():
+    page = (Path(__file__).parents[1] / "docs" / "lab.md").read_text().partition("### Words of a result")[2]
+    assert re.findall(r"^\| `([a-z ]+)` \|", page.partition("All but the first two")[0], re.M) == [*WORDS]
+
+
+def test_a_plan_is_listed_and_nothing_is_judged(capsys, monkeypatch):
+    monkeypatch.setattr(checked, "judge", None)
+    flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--plan", "--json"]
+    assert cli.main(["check", "gelu_forward", *flags]) == 0
+    cases = json.loads(capsys.readouterr().out)["plan"]["gelu_forward"]["cases"]
+    assert [c["sizes"] for c in cases if c["sized"]] == [{"N": 4096}]
+    assert {c["kind"] for c in cases} >= {"normal", "nan", "large"}
