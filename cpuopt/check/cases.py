@@ -134,6 +134,10 @@ SIZES = [
     ABOVE,
     MANY,
 ]
+WHOLE = {"B": 1, "T": 32, "C": 32, "NH": 1, "OC": 32, "V": 32, "maxT": 32}
+HARD = (*NOT_FINITE, "large", "offset", "tiny", "thousands")
+"""Sizes of whole vectors, and the kinds of values that are tried at them too: elsewhere such values have tails. Sums of
+more than a few dozens of products of thousands are so large that exp of their perturbed differences is infinite."""
 GROUPS = {"B": 2, "T": 6, "C": 24, "NH": 6, "OC": 10, "V": 12, "NKV": 2}
 """Two groups of three heads: with one group, or groups of one head, any rule finds a query head's key head."""
 LONG = [sizes for sizes in SIZES if sizes["T"] >= 64]
@@ -218,12 +222,14 @@ def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=gone) for gone in absences(op, skips) for sizes in (SMALL, ODD, ONE_ROW)]
     at = {"outliers": [BLOCKS]}  # in rows so long that a kernel may look at a part of one
+    found += [case(op, WHOLE, k) for k in HARD if k not in op.unfit]
     return found + [case(op, sizes, k) for k in kinds if k not in op.unfit for sizes in at.get(k, (SMALL, ODD))]
 
 
 def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[str] = ()) -> list[Case]:
     """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan"), (SMALL, START)]
+    kinds += [(WHOLE, "nan"), (WHOLE, "thousands")]
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
     kinds += [(MORE, REPEATS)] * has_ids(op)
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
