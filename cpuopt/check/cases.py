@@ -229,11 +229,11 @@ def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
 def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[str] = ()) -> list[Case]:
     """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan"), (SMALL, START)]
-    kinds += [(WHOLE, "nan"), (WHOLE, "thousands")]
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
     kinds += [(MORE, REPEATS)] * has_ids(op)
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
     kinds += [(SMALL, kind) for kind in (ADJOINTS if adjoints(op) else ("symmetric",))]
+    kinds += [(WHOLE, "nan"), (WHOLE, "thousands")]
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
     found += [case(op, MORE, START, limits(op), types)] * bool(limits(op))
     absent = [[n for n in gone if n not in (types or {})] for gone in absences(op, skips)]

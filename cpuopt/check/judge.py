@@ -47,7 +47,7 @@ from ..ops.update import drawn_bits
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
 from .fit import Drawn, rounding_of, usual
 from .memory import FILL, BrokenKernelError, CheatingError, CompileError, bits, origin, rooms
-from .result import Result, worst
+from .result import WRONG, Result, worst
 
 K = 8.0
 """Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
@@ -145,7 +145,7 @@ def beside_usual(kernel: Kernel, result: Result, run: Callable[[Kernel], Result]
         found = [run(k) for k in known if k.function is not kernel.function and k.takes_all(result.case.types)]
     usual = [r for r in found if not r.refused]
     said = imprecise(kernel.op, worst(usual), result) if usual else ""
-    return replace(result, ratio=inf, reason=said) if said else result
+    return replace(result, fault=WRONG, reason=said) if said else result
 
 
 def storing(stored: Storage) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, isnan, nan, nextafter
+from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RefusedError
@@ -131,8 +131,8 @@ def refuse(result: Result, so: str) -> None:
 
 
 def worst(results: Sequence[Result]) -> Result:
-    """Return the result with the largest ratio; one that was not judged is better than one that fails."""
-    return max(results, key=lambda r: nextafter(MARGIN, inf) if isnan(r.ratio) else r.ratio)
+    """Return the result with the largest ratio of those that refuse the kernel, or of all; ``unchecked`` comes last."""
+    return max(results, key=lambda r: (r.refused, r.verdict != UNCHECKED, 0.0 if isnan(r.ratio) else r.ratio))
 
 
 def whole(results: Sequence[Result], left_out: int = 0) -> Result:

@@ -55,7 +55,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     shared(p, "--sizes")
     p.add_argument("--seed", type=int, help="Draw the inputs from this random seed. Default: a new one each time.")
     shared(p, "--limit", default=120)
-    p.add_argument("--plan", action="store_true", help="List the cases and how each is judged; judge nothing.")
+    p.add_argument("--plan", action="store_true", help="List the cases of each op and how each is judged, only.")
     shared(p, "--detail", help="Print a row for every case.")
     shared(p, "--json")
 
@@ -63,6 +63,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status: 1 if a kernel or a gradient is wrong, 3 if one could not be judged."""
     if args.gradient:
+        if args.plan:
+            raise UserError("--plan with --gradient: gradients have no list of cases; give one of the two")
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))

@@ -61,4 +61,4 @@ def ratio(x: float) -> str:
 
 def element(r: Result) -> str:
     """Describe a result's worst element: its place, and both values."""
-    return f"{r.argument}{list(r.index)} {r.got:.6g}, expected {r.want:.6g}" if r.argument else ""
+    return f"{r.argument}{list(r.index)} {r.got:.6g}, expected {r.want:.6g}" if r.index else ""
