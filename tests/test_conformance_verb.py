@@ -4,6 +4,7 @@ import io
 import json
 import re
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +92,9 @@ def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):
     wrong, right = (Result("x", late.case, ratio) for ratio in (11.0, 9.0))
     assert worst([right, late, wrong]) is wrong
     assert worst([late, right]) is late
+    imprecise = Result("x", late.case, 0.6, fault="wrong")  # beside the package's kernel
+    assert worst([replace(right, ratio=0.9), imprecise]) is imprecise
+    assert worst([imprecise, wrong]) is wrong
 
 
 def test_a_reference_in_python_bounds_the_size_of_a_case():

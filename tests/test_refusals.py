@@ -167,6 +167,7 @@ check gleu | | check 'gleu': no op matches; did you mean 'gelu'?
 check --variant optimised | | --variant 'optimised': MISSING; did you mean 'optimized'?
 check gelu --variant blas | | no kernel is both one of ['gelu'] and of variant ['blas']
 check --threads 0 | | --threads '0': expected numbers of threads up to 4,096, as in 1,2,4
+check --plan --gradient | | --plan with --gradient: gradients have no list of cases; give one of the two
 check --kernels none.py | | --kernels none.py: no such file
 
 train JOB --data a.txt | a.txt: | 'a.txt' is empty; expected text

@@ -155,7 +155,7 @@ class Far:
         specs = [self.remote.shared.spec(x) for x in args]
         answer = self.remote.ask("call", self, args=specs, threads=numba_threads.get_threads(), **more)
         if "broken" in answer:
-            raise (CheatingError if answer["word"] == CHEATING else BrokenKernelError)(str(answer["broken"])[:500])
+            raise (CheatingError if answer.get("word") == CHEATING else BrokenKernelError)(str(answer["broken"])[:500])
 
     def batch(self, every: Sequence[Sequence[Any]], times: int = 1) -> tuple[float, float]:
         """Call it with each of some arguments, some times in a row.
