@@ -11,7 +11,7 @@ from ..toolkit.blocks import (
     PACKED,
     add_columns,
     ceil,
-    count_groups,
+    count_groups_by,
     even,
     multiply_columns_by,
     piece,
@@ -76,6 +76,7 @@ def input_by(micro):
     multiply, pack, group, few, short_depth = (
         multiply_columns_by(micro), micro.pack, micro.group, micro.few, micro.short_depth,
     )  # fmt: skip
+    count_groups, share_unit, block_unit = count_groups_by(micro), micro.unit, max(2, micro.unit)
     chunk_sums = CHUNK_SUMS if micro.rounds else 0
     behind_panel = INPUT_SPARE + INPUT_DEPTH * NR * micro.lines
     size = behind_panel + short_depth * few + chunk_sums
@@ -91,7 +92,7 @@ def input_by(micro):
         shift = 0  # so that the groups together fetch one panel
         while groups >> (shift + 2):
             shift += 1
-        block_depth = even(n1 - n0, most, 2)
+        block_depth = even(n1 - n0, most, block_unit)
         for n in range(n0, n1, block_depth):
             depth = min(block_depth, n1 - n)
             adding = add or n > n0
@@ -133,7 +134,7 @@ def input_by(micro):
                 part, (m, c) = chunk // chunks, place(chunk % chunks, m_chunks, c_chunks, by_tokens)
                 m0, m1 = piece(m, m_chunks, M, LINE), piece(m + 1, m_chunks, M, LINE)
                 c0, c1 = piece(c, c_chunks, C, NR), piece(c + 1, c_chunks, C, NR)
-                n0, n1 = piece(part, shares, N, 1), piece(part + 1, shares, N, 1)
+                n0, n1 = piece(part, shares, N, share_unit), piece(part + 1, shares, N, share_unit)
                 if shares > 1:
                     to = parts[part * M * C : (part + 1) * M * C].reshape(M, C)
                     input_chunk(to, m0, c0, False, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)

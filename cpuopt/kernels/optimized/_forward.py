@@ -12,7 +12,7 @@ from ..toolkit.blocks import (
     INPUT_ROWS,
     add_columns,
     ceil,
-    count_groups,
+    count_groups_by,
     even,
     multiply_columns_by,
     piece,
@@ -119,6 +119,7 @@ def prefers_by(micro):
 def forward_by(micro, prefers):
     """Make the forwards of one product of words, and of the sum of two."""
     multiply, pack_tokens, lines = multiply_columns_by(micro), pack_tokens_by(micro), micro.lines
+    count_groups = count_groups_by(micro)
 
     @helper()
     def forward_sums(sums, weight, panels, m0, m1, n0, n1, most, add):

@@ -43,12 +43,12 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.blocks import COLUMNS, PACKED, add_columns, ceil, even, largest, multiply_by, piece, pieces, up
+from ..toolkit.blocks import COLUMNS, PACKED, add_columns, ceil, even, largest, multiply_by, padded, piece, pieces, up
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.micro import MICRO_KERNELS, MicroKernel
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch, put_place
+from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch, put_place, transpose
 from ._backward_input import SHARED, input_by, share_floats
 from ._forward import FORWARD_SCRATCH, forward_by, prefers_by
 
@@ -60,7 +60,7 @@ OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has page
 STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
-WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS
+WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS + LANES * LANES  # a square too, in which tiles are transposed
 LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
 WEIGHT_SPARE = OUTPUTS + OUTPUTS * NR  # the bias's gradient, and a tile
 WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * LISTED * -(-OUTPUTS // MR)
@@ -68,15 +68,15 @@ WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * LISTED * -(-OUTPUTS // MR)
 
 def pack_outputs_by(micro):
     """Make the function that packs columns of dout for a strip of a weight's gradient."""
-    load_words, one, group = micro.load, micro.one, micro.group
+    load_words, one, group, most = micro.load, micro.one, micro.group, micro.rows
 
     @helper()
     def pack_outputs(block, dout, m, depth, n0, rows):
-        """Pack columns by groups of up to MR: block[lo * depth + k * n + i] = word of dout[m + k * group, n0 + lo + i].
+        """Pack columns by groups: block[lo * depth + k * n + i] = word of dout[m + k * group, n0 + lo + i].
 
         Whole vectors are written; what is too much of one is overwritten by the next.
         """
-        groups = ceil(rows, MR)
+        groups = ceil(rows, most)
         size, longer = rows // groups, rows % groups
         safe = depth - ceil(LANES, size) - group + 1  # beyond, a whole vector could end outside of the group or of dout
         for first in range(0, depth, PACKED_ROWS):
@@ -92,7 +92,25 @@ def pack_outputs_by(micro):
                         block[to + k * n + i] = one(dout, m + k * group, column + i)
                 lo += n
 
-    return pack_outputs
+    @helper()
+    def pack_tiles(block, dout, m, depth, n0, rows):
+        """Pack columns as rows: block[i * padded(depth) + k] = word of dout[m + k * group, n0 + i].
+
+        Whole squares are written, of which the last ones end in words that no product reads; one lies behind the rows.
+        """
+        apart = padded(depth)
+        square, columns = block[apart * ceil(rows, LANES) * LANES :], dout.shape[1] - n0
+        for i in range(0, rows, LANES):
+            for first in range(0, depth, LANES):
+                for k in range(first, min(first + LANES, depth)):
+                    if i + LANES <= columns:
+                        store(square, (k - first) * LANES, load_words(dout, m + k * group, n0 + i))
+                    else:
+                        for j in range(columns - i):
+                            square[(k - first) * LANES + j] = one(dout, m + k * group, n0 + i + j)
+                transpose(at(block, i * apart + first), apart, at(square, 0), LANES)
+
+    return pack_tiles if micro.tiled else pack_outputs
 
 
 @helper()
@@ -142,8 +160,8 @@ def weight_chunk_by(micro, pack_outputs):
 
     What the update of a strip reads is fetched while the strip is made, if the machine has time for it.
     """
-    group, lines, multiply = micro.group, micro.lines, multiply_by(micro.wide)
-    multiply_ahead = multiply_by(micro.listed) if micro.listed else multiply
+    group, lines, most_rows, multiply = micro.group, micro.lines, micro.rows, multiply_by(micro, micro.wide)
+    multiply_ahead = multiply_by(micro, micro.listed) if micro.listed else multiply
 
     @cache
     def of(epilogue):
@@ -172,7 +190,7 @@ def weight_chunk_by(micro, pack_outputs):
             C = grad.shape[1]
             P = ceil(C, NR) * NR
             rows = n1 - n0
-            groups = ceil(rows, MR)
+            groups = ceil(rows, most_rows)
             tile, places = spare[OUTPUTS:], spare[WEIGHT_SPARE:]
             for m in range(0, M, most):
                 tokens = min(most, M - m)
@@ -207,14 +225,15 @@ def weight_chunk_by(micro, pack_outputs):
 
 def thin_by(micro, pack_outputs):
     """Make the function of columns of a thin product."""
-    multiply, pack, group, lines = multiply_by(micro.wide), micro.pack, micro.group, micro.lines
+    multiply, pack, group, lines = multiply_by(micro, micro.wide), micro.pack, micro.group, micro.lines
+    most_rows = micro.rows
 
     @helper()
     def thin_chunk(to, few, many, mine, c0, c1):
         """Compute few' many[:, c0:c1] in these columns of `to`; a panel is packed when its turn comes."""
         M, R = few.shape
         C = many.shape[1]
-        groups = ceil(R, MR)
+        groups = ceil(R, most_rows)
         block, panel = mine, mine[THIN_DEPTH * THIN :]
         tile = panel[THIN_DEPTH * NR * lines :]
         shift = 0  # so that the groups together fetch one panel
@@ -270,6 +289,7 @@ def weight_by(micro):
     """
     pack_outputs, pack, group, lines = pack_outputs_by(micro), micro.pack, micro.group, micro.lines
     weight_chunk, thin_chunk = weight_chunk_by(micro, pack_outputs), thin_by(micro, pack_outputs)
+    block_unit = group * micro.unit
 
     @helper()
     def pack_panel(i, panels, inp, most):
@@ -288,7 +308,7 @@ def weight_by(micro):
         @helper(parallel=True)
         def linear_weight(to, dout, inp, panels, blocks, queue):
             M, N, C = inp.shape[0], rows(to), to[0].shape[1]  # of a frozen weight, C = 0
-            depth, thin = even(M, WEIGHT_DEPTH * group, group), is_thin(M, N, C) and N * C <= panels.shape[0]
+            depth, thin = even(M, WEIGHT_DEPTH * group, block_unit), is_thin(M, N, C) and N * C <= panels.shape[0]
             most, unit, size = OUTPUTS, LANES, WEIGHT_SCRATCH
             if steps:
                 most, unit, size = min(OUTPUTS, max(MR, STRIP // C)), 1, WEIGHT_SCRATCH + max(STRIP, MR * C)

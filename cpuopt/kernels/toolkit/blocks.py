@@ -4,12 +4,13 @@ The sizes of blocks depend on the shape alone, so that no element is summed in a
 """
 
 from ..compile.jit import helper
-from .simd import LANES, MR, NR, at
+from .simd import LANES, LINE, NR, at
 
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 PLACES = 8  # the fewest lines that usual first-level caches hold at one place
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
+TILED_DEPTH = 256  # most words of k in tiles at a time: a part of a panel is 32 KB of L1
 COLUMNS = 384  # most columns of a dinp chunk
 
 
@@ -22,6 +23,12 @@ def up(n, step):
 def ceil(n, step):
     """Count the steps of `step` that cover `n`."""
     return (n + step - 1) // step
+
+
+@helper()
+def padded(depth):
+    """Round the words of a packed row up to whole lines of the cache, which are whole tiles."""
+    return ceil(depth, LINE) * LINE
 
 
 @helper()
@@ -75,18 +82,28 @@ def place(chunk, m_chunks, n_chunks, by_tokens):
     return (chunk // n_chunks, chunk % n_chunks) if by_tokens else (chunk % m_chunks, chunk // m_chunks)
 
 
-@helper()
-def count_groups(rows, row):
-    """Count the groups of rows, `row` floats apart: of at most MR, or fewer that would evict each other from L1."""
-    aliased = row != PACKED and row % ALIASED == 0
-    return ceil(rows, min(MR, PLACES - 1) if aliased else MR)
+def count_groups_by(micro):
+    """Make the function that counts the groups of rows, `row` floats apart: of at most `micro.rows` each.
+
+    Where the micro-kernel reads a word at a time, a group has fewer rows than would evict each other from L1.
+    """
+    most, tiled = micro.rows, micro.tiled
+
+    @helper()
+    def count_groups(rows, row):
+        aliased = not tiled and row != PACKED and row % ALIASED == 0
+        return ceil(rows, min(most, PLACES - 1) if aliased else most)
+
+    return count_groups
 
 
-def multiply_by(product):
+def multiply_by(micro, product):
     """Make the product of rows of a, in the even groups of `count_groups`, with one panel, by a micro-kernel.
 
-    Group g fetches from ahead[g * ahead_group].
+    Group g fetches from ahead[g * ahead_group]. In tiles, so many k at a time that their part of the panel stays in L1:
+    the sums have the same bits.
     """
+    count_groups = count_groups_by(micro)
 
     @helper()
     def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
@@ -100,12 +117,26 @@ def multiply_by(product):
             product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
             lo += n
 
-    return multiply
+    @helper()
+    def multiply_tiles(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+        groups = count_groups(rows, row)
+        size, longer = rows // groups, rows % groups
+        apart = padded(depth) if row == PACKED else row
+        for k in range(0, depth, TILED_DEPTH):
+            words, lo = min(TILED_DEPTH, depth - k), 0
+            for g in range(groups):
+                n = size + 1 if g < longer else size
+                x = at(ahead, g * ahead_group + (k // 2 >> shift) * step)
+                start, to = at(a, lo * apart + k), at(c, lo * c_row)
+                product(n, start, apart, 1, at(b, k * line), line, to, c_row, words, add or k > 0, x, step, shift)
+                lo += n
+
+    return multiply_tiles if micro.tiled else multiply
 
 
 def multiply_columns_by(micro):
     """Make the same function of the number of columns first: of one vector of them or less, it computes no more."""
-    multiply_wide, multiply_narrow = multiply_by(micro.wide), multiply_by(micro.narrow)
+    multiply_wide, multiply_narrow = multiply_by(micro, micro.wide), multiply_by(micro, micro.narrow)
 
     @helper()
     def multiply(columns, rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):

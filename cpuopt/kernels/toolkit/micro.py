@@ -6,23 +6,24 @@ adds `group` products to a sum. The order in which they are added is a property 
 ========  ==========================================================================
 "serial"  ``c += a[k] * b[k]`` for each k
 "pairs"   ``c += a[k + 1] * b[k + 1]``, then ``c += a[k] * b[k]``, for every second k
+"amx"     ``c += even + odd``, the sums of the even and of the odd products of 32 neighbours
 ========  ==========================================================================
 
 Each product and sum is rounded to float32 once, as a fused multiply-add does. So sums have the same bits on all
 machines that compute them in the same order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numba import prange
 
 from ...ops.storage import WIDE
 from ..compile.jit import helper
-from . import simd
+from . import amx, simd
 from .lanes import load
-from .pairs import ZERO, halves, load_pair, pack_rows, pair, put, read_of, words
-from .simd import LANES, MR, NR, PER_WORD, at, copy
+from .pairs import ZERO, halves, load_pair, pack_rows, pair, put, put_words, read_of, words
+from .simd import HOST, LANES, MR, NR, PER_WORD, at, copy
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class MicroKernel:
     group : the neighbours along k in a word.
     order : the order in which products are added.
     lines : the lines of a panel for each word.
+    rows : most rows of a product.
+    tiled : whether its operands are tiles: packed rows lie behind each other, and not interleaved.
+    unit : the words of k that its blocks are multiples of, so that blocks end where tiles do.
     wide, narrow : the product of a few rows with a panel, of all its columns and of one vector (`simd.product_of`).
     listed : `wide` with a list of places to fetch, if the machine leaves memory time for it (`Tile.ahead`).
     put : ``put(panel, i, line, word)`` writes a word to a panel, whose lines are `line` floats apart.
@@ -57,6 +61,9 @@ class MicroKernel:
     group: int
     order: str
     lines: int
+    rows: int
+    tiled: bool
+    unit: int
     wide: Any
     narrow: Any
     listed: Any
@@ -136,6 +143,9 @@ FLOATS = MicroKernel(
     group=1,
     order="serial",
     lines=1,
+    rows=MR,
+    tiled=False,
+    unit=1,
     wide=simd.product,
     narrow=simd.narrow_product,
     listed=None,
@@ -173,22 +183,27 @@ def one_pair(x, row, column):
     return pair(x, i, i + x.shape[1] if row + 1 < x.shape[0] else -1)
 
 
-@helper()
-def pack_pairs(panel, x, row, column, depth):
-    """Put words of x[row + 2 k, column + j] and x[row + 2 k + 1, column + j] in line k of a panel.
+def pack_pairs_by(put, lines):
+    """Make the function that packs panels of words of two rows."""
 
-    A row beyond the last is zero, and so are columns beyond the last.
-    """
-    columns = min(NR, x.shape[1] - column)
-    whole = columns // LANES * LANES
-    for k in range(depth):
-        to = k * PER_WORD * NR
-        for n in range(0, whole, LANES):
-            put(panel, to + n, NR, load_pairs(x, row + 2 * k, column + n))
-        for n in range(whole, columns):
-            put(panel, to + n, NR, one_pair(x, row + 2 * k, column + n))
-        for n in range(columns, NR):
-            put(panel, to + n, NR, ZERO)
+    @helper()
+    def pack_pairs(panel, x, row, column, depth):
+        """Put words of x[row + 2 k, column + j] and x[row + 2 k + 1, column + j] in line k of a panel.
+
+        A row beyond the last is zero, and so are columns beyond the last.
+        """
+        columns = min(NR, x.shape[1] - column)
+        whole = columns // LANES * LANES
+        for k in range(depth):
+            to = k * lines * NR
+            for n in range(0, whole, LANES):
+                put(panel, to + n, NR, load_pairs(x, row + 2 * k, column + n))
+            for n in range(whole, columns):
+                put(panel, to + n, NR, one_pair(x, row + 2 * k, column + n))
+            for n in range(columns, NR):
+                put(panel, to + n, NR, ZERO)
+
+    return pack_pairs
 
 
 @helper(parallel=True)
@@ -223,12 +238,15 @@ PAIRS = MicroKernel(
     group=2,
     order="pairs",
     lines=PER_WORD,
+    rows=MR,
+    tiled=False,
+    unit=1,
     wide=simd.pair_product,
     narrow=simd.narrow_pair_product,
     listed=simd.listed_pair_product if simd.HOST.ahead else None,
     put=put,
     transpose=simd.transpose_words,
-    pack=pack_pairs,
+    pack=pack_pairs_by(put, PER_WORD),
     load=load_pairs,
     one=one_pair,
     words=words_of,
@@ -241,4 +259,18 @@ PAIRS = MicroKernel(
     short_depth=768,  # as for many tokens
     avoids_aliases=True,  # such a write takes as long as for floats, but the product takes half the time
 )
-MICRO_KERNELS = FLOATS, PAIRS
+TILES = replace(
+    PAIRS,
+    order="amx",
+    lines=1,
+    rows=amx.ROWS,
+    tiled=True,
+    unit=amx.SIDE,
+    wide=amx.product_of(NR // LANES),
+    narrow=amx.product_of(1),
+    listed=None,
+    put=put_words,
+    transpose=simd.transpose,
+    pack=pack_pairs_by(put_words, 1),
+)
+MICRO_KERNELS = FLOATS, TILES if HOST.order == "amx" else PAIRS

@@ -210,18 +210,26 @@ def begins_line(typingctx, x):
 rounded = rounder_of(HOST)
 
 
-@intrinsic
-def put(typingctx, panel, i, line, words):
-    """Write a word or a vector of them to a panel, whose lines are `line` floats apart, from offset i on."""
+def put_of(lines):
+    """Make the function that writes what `lines` makes of words."""
 
-    def codegen(context, builder, signature, args):
-        emit, (panel, i, line, words) = Lanes(context, builder), args
-        place = emit.point(signature.args[0], panel, i)
-        for n, part in enumerate(emit.lines(words)):
-            emit.store(part, emit.at(place, emit.times(line, n)))
-        return context.get_dummy_value()
+    @intrinsic
+    def put(typingctx, panel, i, line, words):
+        """Write a word or a vector of them to a panel, whose lines are `line` floats apart, from offset i on."""
 
-    return types.void(panel, INT, INT, words), codegen
+        def codegen(context, builder, signature, args):
+            emit, (panel, i, line, words) = Lanes(context, builder), args
+            place = emit.point(signature.args[0], panel, i)
+            for n, part in enumerate(lines(emit, words)):
+                emit.store(part, emit.at(place, emit.times(line, n)))
+            return context.get_dummy_value()
+
+        return types.void(panel, INT, INT, words), codegen
+
+    return put
+
+
+put, put_words = put_of(Emit.lines), put_of(lambda emit, words: [words])
 
 
 def adder_of(tile):

@@ -32,7 +32,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compile.storage import bfloat16, full, like
-from . import targets
+from . import proof, targets
 
 F32, I32, I64, BIT, POINTER = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(1), ir.PointerType()
 BYTE, I16 = ir.IntType(8), ir.IntType(16)
@@ -50,6 +50,8 @@ class Tile:
     dot : whether the machine has an instruction for pairs of bfloat16.
     ahead : whether a weight's gradient leaves memory time to fetch what its update reads. So it is on Zen 5, which has
         ``avxvnni`` beside ``avx512bf16``, and not on Zen 3 and Zen 4. Sapphire Rapids has both, and was not measured.
+    order : the order of a product of bfloat16, as ``micro`` names them.
+    amx : whether AMX computes it, as ``proof`` allows.
     """
 
     lanes: int
@@ -60,6 +62,8 @@ class Tile:
     vectors: int = 0
     dot: bool = False
     ahead: bool = False
+    order: str = "pairs"
+    amx: bool = False
 
 
 AVX512 = Tile(lanes=16, registers=32)
@@ -85,19 +89,29 @@ def tile(features: Iterable[str]) -> Tile:
     for vectors in range(1, machine.registers):
         rows = (machine.registers - machine.spare - 1) // vectors - 1
         if rows * vectors >= 8 and rows + vectors <= 0.75 * rows * vectors:
-            dot = {"avx512f", "avx512bf16"} <= features
-            return replace(machine, rows=rows, vectors=vectors, dot=dot, ahead=dot and "avxvnni" in features)
+            dot, order = {"avx512f", "avx512bf16"} <= features, "amx" if targets.AMX <= features else "pairs"
+            ahead = dot and "avxvnni" in features
+            return replace(machine, rows=rows, vectors=vectors, dot=dot, ahead=ahead, order=order)
     raise AssertionError(machine)
 
 
 def host_features() -> set[str]:
     """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``.
 
-    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. Every aarch64 has NEON, also if LLVM
-    names no feature, as under an emulator that shows the ``/proc/cpuinfo`` of another processor.
+    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. AMX is left out if it may not be used.
     """
     if target := targets.chosen():
         return set(target.features)
+    features = there()
+    return features if not targets.AMX <= features or proof.found().use else features - targets.AMX
+
+
+def there() -> set[str]:
+    """Return what LLVM names.
+
+    Every aarch64 has NEON, also if LLVM names no feature, as under an emulator that shows the ``/proc/cpuinfo`` of
+    another processor.
+    """
     if llvm.get_process_triple().startswith(("aarch64", "arm64")):
         return set(targets.NEON)
     if numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
@@ -108,6 +122,8 @@ def host_features() -> set[str]:
 
 
 HOST = tile(host_features())
+if HOST.order == "amx":
+    HOST = replace(HOST, amx=targets.chosen() is None)
 LANES, MR, NR = HOST.lanes, HOST.rows, HOST.lanes * HOST.vectors
 LINE = 16  # floats in a cache line
 PER_WORD = 1 if HOST.dot else 2  # floats of a panel for each word: the word itself, or both halves

@@ -37,6 +37,7 @@ class Target:
     reason: str = ""
 
 
+AMX = frozenset({"amx-tile", "amx-bf16"})
 AVX2, AVX512, NEON = frozenset({"avx2", "fma"}), frozenset({"avx2", "fma", "avx512f"}), frozenset({"neon"})
 TARGETS = {
     t.name: t
@@ -45,6 +46,7 @@ TARGETS = {
         Target("znver3", LINUX, AVX2, 2),
         Target("znver4", LINUX, AVX512, 1),
         Target("sapphirerapids", LINUX, AVX512, 2),
+        Target("graniterapids", LINUX, AVX512 | AMX, 2),
         Target("neoverse-v2", ARM, NEON, 4),
         Target("apple-m1", ARM, NEON, 4),
     )

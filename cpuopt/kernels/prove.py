@@ -1,0 +1,87 @@
+"""Prove AMX on this machine: ``python -m cpuopt.kernels.prove`` prints one JSON object, and may crash.
+
+Products of random words on AMX are compared with their model, bit by bit: of all numbers of rows, of many depths, alone
+and added, with zeros, infinities and numbers that are none, but none that are subnormal. Then the time of a product is
+compared with that of the micro-kernel that is used without AMX.
+"""
+
+import json
+import time
+
+import numpy as np
+
+from .compile.jit import helper
+from .toolkit import amx, simd
+from .toolkit.simd import NR, at
+
+DEPTHS = *range(1, 20), 31, 32, 33, 47, 48, 100, 384
+REPEATS = 200
+SEED = 12
+
+
+def caller(product, size, step):
+    """Make a function that multiplies rows by groups of `size`, with words of a row `step` apart."""
+
+    @helper()
+    def run(a, b, c, depth, add):
+        rows, width = a.shape
+        for lo in range(0, rows, size):
+            place, n = at(a, lo * width), min(size, rows - lo)
+            product(n, place, width, step, at(b, 0), NR, at(c, lo * NR), NR, depth, add, at(b, 0), 0, 0)
+
+    return run
+
+
+def words(rng, shape, special):
+    """Draw words of two bfloat16: normal ones, and some that are zero, infinite or none."""
+    exponents = rng.integers(107, 147, (*shape, 2), dtype=np.uint32)
+    halves = (rng.integers(0, 2, (*shape, 2), dtype=np.uint32) << 15) | (exponents << 7) | rng.integers(0, 128, (*shape, 2))
+    if special:
+        among = np.array([0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x0001], np.uint32)[: 5 if special > 1 else 2]
+        halves = np.where(rng.random(halves.shape) < 0.05, rng.choice(among, halves.shape), halves)
+    return (halves[..., 0] | (halves[..., 1] << 16)).astype(np.uint32).view(np.float32)
+
+
+def compare() -> int:
+    """Count the products that differ."""
+    rng, differ = np.random.default_rng(SEED), 0
+    pairs = [(caller(amx.product_of(n, tiles=True), amx.ROWS, 1), caller(amx.product_of(n, tiles=False), amx.ROWS, 1))
+             for n in (1, 2)]  # fmt: skip
+    for depth in DEPTHS:
+        for rows in range(1, amx.ROWS + 1):
+            a, b = words(rng, (rows, depth + 3), rows % 3), words(rng, (depth, NR), depth % 3)
+            begin = rng.normal(size=(rows, NR)).astype(np.float32)
+            for tiles, model in pairs:
+                for add in (False, True):
+                    got, want = begin.copy(), begin.copy()
+                    tiles(a, b, got, depth, add)
+                    model(a, b, want, depth, add)
+                    none = np.isnan(got) & np.isnan(want)
+                    differ += bool(((got.view(np.uint32) != want.view(np.uint32)) & ~none).any())
+    return differ
+
+
+def seconds(run, a, b) -> float:
+    """Return the time of a product, the least of many."""
+    c, best = np.zeros((a.shape[0], NR), np.float32), np.inf
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run(a, b, c, a.shape[1], False)
+        best = min(best, time.perf_counter() - start)
+    return float(best)
+
+
+def main() -> None:
+    """Print whether AMX is to be used, and why."""
+    if differ := compare():
+        print(json.dumps({"use": False, "reason": f"{differ} products have other bits than their model"}))
+        return
+    rng = np.random.default_rng(SEED)
+    a, b = words(rng, (2 * amx.ROWS, 256), 0), words(rng, (256 * simd.PER_WORD, NR), 0)
+    mine = seconds(caller(amx.product_of(NR // simd.LANES, tiles=True), amx.ROWS, 1), a, b)
+    other = seconds(caller(simd.pair_product, simd.MR, 1), a, b)
+    print(json.dumps({"use": mine < other, "reason": f"{other / mine:.1f} times as fast as the next micro-kernel"}))
+
+
+if __name__ == "__main__":
+    main()
