@@ -31,7 +31,7 @@ from cpuopt.report import machine as report
 
 LEVELS = (Level("L1", 1000), Level("L2", 10_000, 2), Level("memory", None, 4))
 GBS = {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}
-ROOFS = Roofs(2, LEVELS, 100.0, GBS, 2.0, bf16_gflops=200.0, bf16_by=kernels.PAIRS_BY)
+ROOFS = Roofs(2, LEVELS, 100.0, GBS, 2.0, bf16_gflops=200.0, bf16_by=kernels.BF16_BY)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_pairs_do_the_operations_that_are_counted():
     # a chain is the word as a float, 0.501892, and in each of two rounds 1 * 1 + 0.5 * 0.5 more
     want = kernels.CHAINS * LANES * (float(words[0]) + 2 * 1.25)
     np.testing.assert_allclose(sums, [want] * 3 + [0], rtol=1e-6)
-    assert ("vdpbf16ps" if HOST.dot else "two FMAs") == kernels.PAIRS_BY
+    assert ("vdpbf16ps" if HOST.dot else "two FMAs") == kernels.BF16_BY
 
 
 def test_streams_touch_every_float_that_is_counted_and_no_other():
@@ -406,7 +406,7 @@ def test_the_verb(capsys):
     assert cli.main(["machine"]) == 0
     out = capsys.readouterr().out
     assert all(words in out for words in ("FMA, GFLOP/s", "L1 copy, GB/s", "now: other processes use"))
-    assert re.search(rf"bf16, GFLOP/s, by {kernels.PAIRS_BY} +200.0", out)
+    assert re.search(rf"bf16, GFLOP/s, by {kernels.BF16_BY} +200.0", out)
     assert re.search(r"T\*, bf16: 30 B +200 +200", out)
     assert max(map(len, out.partition("GB/s")[2].partition("measured")[0].splitlines())) <= 80
     assert content["schemes"][1] == {"name": "bf16", "moved_bytes": 30, "tokens": dict.fromkeys("124", 200.0)}

@@ -9,11 +9,14 @@ from numba import prange
 
 from .compile.jit import helper
 from .toolkit.lanes import load, store, sum_lanes
+from .toolkit.micro import TILES
 from .toolkit.pairs import add_pairs
-from .toolkit.simd import HOST, LANES
+from .toolkit.simd import HOST, LANES, NR, at
 
 CHAINS = 12
 """Independent sums: two FMA units of latency 4 need 8; 12 and two operands fit 16 registers."""
+ROWS, DEEP = TILES.rows, 64
+"""Rows and words of a product on AMX whose operands take 20 KB of L1."""
 AHEAD = 8
 """Vectors in one round of a stream."""
 
@@ -44,6 +47,17 @@ def chained(add):
 def multiply_add(s, t, a):
     """Multiply one vector of float32 and add another."""
     return a * s + t
+
+
+@helper(parallel=True)
+def tiles(x, sums, threads, rounds):
+    """Multiply ROWS rows of DEEP words with a panel, again and again, in each thread's part of x."""
+    size = (ROWS + NR) * DEEP + ROWS * NR
+    for i in prange(threads):
+        a, b, c = at(x, i * size), at(x, i * size + ROWS * DEEP), at(x, i * size + (ROWS + NR) * DEEP)
+        for _ in range(rounds):
+            TILES.wide(ROWS, a, DEEP, 1, b, NR, c, NR, DEEP, False, b, 0, 0)
+        sums[i] = x[i * size + size - 1]
 
 
 fma, pairs = map(chained, (multiply_add, add_pairs))
@@ -127,8 +141,14 @@ def nothing(sums, threads):
 STREAMS = {"read": (read, 1), "copy": (copy, 1), "triad": (triad, 1), "update": (update, 2)}
 """By name: the function of (x, sums, threads, n, rounds), and how often each of the n floats a thread is touched."""
 FLOPS = 2 * CHAINS * LANES
-"""The floating-point operations of one round of `fma` on one thread; a round of `pairs` has twice as many."""
-PAIRS_BY = "vdpbf16ps" if HOST.dot else "two FMAs"
-"""What multiplies and adds two bfloat16: the instruction, or its definition."""
+"""The floating-point operations of one round of `fma` on one thread; one of `pairs` has twice as many."""
 UNIT = 6 * AHEAD * LANES
 """A thread's part is a multiple of this number of floats, which all streams divide evenly."""
+BF16 = (
+    ("tdpbf16ps", tiles, 4 * ROWS * NR * DEEP, (ROWS + NR) * DEEP + ROWS * NR)
+    if HOST.amx
+    else ("vdpbf16ps" if HOST.dot else "two FMAs", pairs, 2 * FLOPS, UNIT)
+)
+BF16_BY, bf16, BF16_FLOPS, BF16_WORDS = BF16
+"""What multiplies bfloat16, the instruction or its definition; the function of (words, sums, threads, rounds); and the
+operations of one round on one thread, and its words of two."""

@@ -85,7 +85,6 @@ class Measurement:
         self.clock, self.samples_s, self.say = clock, samples_s, say
         self.levels = levels()
         self.x = np.full(kernels.UNIT, 0.5, np.float32)
-        self.words = np.full(kernels.UNIT, 0x3F003F00, np.uint32).view(np.float32)  # 0.5 in both halves
         self.sums = np.zeros(256, np.float32)
 
     def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
@@ -109,7 +108,7 @@ class Measurement:
         launch = self.best(n, lambda k, rounds: [kernels.nothing(sums, k) for _ in range(rounds)])
         self.say(f"{n} threads: FMA")
         gflops = self.gflops(n)
-        self.say(f"{n} threads: bf16, by {kernels.PAIRS_BY}")
+        self.say(f"{n} threads: bf16, by {kernels.BF16_BY}")
         bf16 = self.bf16_gflops(n)
         gbs: dict[str, dict[str, float]] = {}
         for level in self.levels:
@@ -120,7 +119,7 @@ class Measurement:
                 run = partial(_stream, stream, x, sums, floats)
                 gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        more: dict[str, Any] = {"bf16_gflops": bf16, "bf16_by": kernels.PAIRS_BY}
+        more: dict[str, Any] = {"bf16_gflops": bf16, "bf16_by": kernels.BF16_BY}
         return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when, **more)
 
     def gflops(self, n: int) -> float:
@@ -128,9 +127,9 @@ class Measurement:
         return n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(self.x, self.sums, k, rounds))
 
     def bf16_gflops(self, n: int) -> float:
-        """Measure the multiply-adds of n threads on pairs of bfloat16."""
-        run = lambda k, rounds: kernels.pairs(self.words, self.sums, k, rounds)  # noqa: E731
-        return 2 * n * kernels.FLOPS / self.best(n, run)
+        """Measure the multiply-adds of n threads on bfloat16."""
+        words = np.full(n * kernels.BF16_WORDS, 0x3F003F00, np.uint32).view(np.float32)  # 0.5 in both halves
+        return n * kernels.BF16_FLOPS / self.best(n, lambda k, rounds: kernels.bf16(words, self.sums, k, rounds))
 
     def floats(self, level: str, n: int) -> int:
         """Choose the number of floats that a thread streams: half a level, and more than smaller levels hold."""
@@ -228,7 +227,7 @@ def stored() -> dict[int, Roofs]:
     if content["format"] != FORMAT:
         return {}
     found = {int(n): from_json(Roofs, r) for n, r in content["roofs"].items()}
-    return monotone({n: r for n, r in found.items() if r.bf16_gflops and r.bf16_by == kernels.PAIRS_BY})
+    return monotone({n: r for n, r in found.items() if r.bf16_gflops and r.bf16_by == kernels.BF16_BY})
 
 
 def monotone(found: Mapping[int, Roofs]) -> dict[int, Roofs]:

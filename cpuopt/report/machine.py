@@ -20,6 +20,7 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
         (m["cpu"], "bold"), f" · {m['cores']} cores · {caches} · {m['memory_bytes'] / 1e9:.0f} GB\n",
         f"threads start by the {content['threading_layer']} layer{waits(m.get('waiting'))}\n",
         memory(m),
+        amx(content.get("amx")),
     )  # fmt: skip
     table = style.table("", *(f">{count(int(n), 'thread')}" for n in roofs))
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
@@ -48,6 +49,11 @@ def memory(m: Mapping[str, Any]) -> str:
     huge = f"huge pages of {p['huge_bytes'] >> 10:,} kB, " if p["huge_bytes"] else "huge pages "
     mode = f"mode {p['huge_mode']}" if p["huge_mode"] else "not offered"
     return f"{numa} · pages of {p['bytes'] >> 10} kB, {huge}{mode}: an arena gets {p['arena']} ones"
+
+
+def amx(proof: Mapping[str, Any] | None) -> str:
+    """Describe whether products of bfloat16 run on AMX, on a processor that has it."""
+    return f"\nAMX is {'used' if proof['use'] else 'passed over'}: {proof['reason']}" if proof else ""
 
 
 def waits(chosen: Mapping[str, Any] | None) -> str:

@@ -21,3 +21,9 @@ class Compiling:
         elif not done:
             sys.stderr.write(f"cpuopt: compiling {total} kernels, once for this machine\n")
         sys.stderr.flush()
+
+
+def proving(what: str) -> None:
+    """Say that something is proved on this machine."""
+    sys.stderr.write(f"cpuopt: proving {what} on this machine, once\n")
+    sys.stderr.flush()

@@ -96,7 +96,7 @@ class Tiles:
                 self.call("tdpbf16ps", 2 * i + j, 4 + i, 6 + j)
 
     def fetch(self, number):
-        """Fetch what comes next: for every second k two lines of the cache, in two rows that will be packed as words."""
+        """Fetch what comes next: for every second k two lines, in rows that will be packed as words."""
         bld, half = self.builder, self.builder.lshr(self.ahead_step, I64(1))
         for n in range(SIDE // 2):
             rounds = bld.lshr(bld.add(self.emit.times(number, SIDE // 2), I64(n)), self.shift)
@@ -125,7 +125,7 @@ class Tiles:
 
 
 def model(builder, vectors, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
-    """Emit the same sums by multiply-adds of vectors, but for subnormal numbers: for machines without AMX, and tests."""
+    """Emit the same sums by multiply-adds, but for subnormal numbers: for machines without AMX, and for tests."""
     emit, zero = Emit(builder, HOST), ir.Constant(ir.VectorType(F32, LANES), None)
     tiles = builder.udiv(builder.add(depth, I64(SIDE - 1)), I64(SIDE))
     with cgutils.for_range(builder, rows) as i:

@@ -1,9 +1,9 @@
 """Whether this process may use AMX, on a processor that has it.
 
 Linux must permit it, once in each process. And it must have been proved on this machine: at first use, a child process
-compares products on AMX with their model of plain multiply-adds, bit by bit, and with the speed of the next
-micro-kernel (``python -m cpuopt.kernels.prove``). If it crashes, errs or is slower, AMX is passed over. The outcome is
-kept beside the compiled kernels; `cpuopt machine` shows it. ``CPUOPT_AMX=off`` passes AMX over.
+(``compile.prove``) compares products on AMX with their model of plain multiply-adds, bit by bit, and their speed with
+that of the next micro-kernel. If it crashes, errs or is slower, AMX is passed over. The outcome is kept beside the
+compiled kernels; `cpuopt machine` shows it. ``CPUOPT_AMX=off`` passes AMX over.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import functools
 import json
 import os
 import platform
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
 
+from ...isolate.process import EndedError, Side, Worker
 from ..compile import entries
 from ..compile.dependencies import sha
+from ..compile.progress import proving
 
 VARIABLE = "CPUOPT_AMX"
 PERMISSION = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), since Linux 5.16
 LIMIT_S = 300.0
 """Seconds that the proof may take; most of them are compilation."""
-TEXTS = "toolkit/amx.py", "toolkit/simd.py", "toolkit/proof.py", "prove.py"
+TEXTS = "toolkit/amx.py", "toolkit/simd.py", "toolkit/proof.py", "compile/prove.py"
 """What a proof depends on."""
 
 
@@ -67,27 +67,18 @@ def kept() -> Proof:
     folder = entries.folder_in_use()
     if folder and (payload := entries.read(folder, key)):
         return Proof(**json.loads(payload))
-    sys.stderr.write("cpuopt: proving AMX on this machine, once\n")
-    proof = proved([sys.executable, "-m", "cpuopt.kernels.prove"])
+    proving("AMX")
+    proof = proved(Side.module("proof", "cpuopt.kernels.compile.prove", **{VARIABLE: "on"}))
     if folder:
         entries.write(folder, key, json.dumps(asdict(proof)).encode())
     return proof
 
 
-def proved(command: list[str]) -> Proof:
-    """Run the program that proves AMX, and say what came of it."""
-    root = str(Path(__file__).parents[3])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, VARIABLE: "on", "PYTHONPATH": os.pathsep.join(paths)}
+def proved(side: Side, limit_s: float = LIMIT_S) -> Proof:
+    """Let a process prove AMX, and say what came of it."""
     try:
-        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return Proof(False, f"its proof took longer than {LIMIT_S:.0f} s")
-    if ended.returncode < 0:
-        return Proof(False, f"its proof was ended by signal {-ended.returncode}")
-    try:
-        said = json.loads(ended.stdout.splitlines()[-1])
-        return Proof(bool(said["use"]), str(said["reason"]))
-    except (IndexError, KeyError, TypeError, ValueError):
-        last = (ended.stderr.splitlines() or ["it said nothing"])[-1]
-        return Proof(False, f"its proof failed: {last}")
+        with Worker(side, limit_s=limit_s) as worker:
+            said = worker.ask("prove")
+            return Proof(said["use"] is True, str(said["reason"]))
+    except (EndedError, KeyError, TypeError) as e:
+        return Proof(False, f"not proved: {str(e).removeprefix(side.name + ': ')}")

@@ -98,12 +98,18 @@ def tile(features: Iterable[str]) -> Tile:
 def host_features() -> set[str]:
     """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``.
 
-    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. AMX is left out if it may not be used.
+    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. AMX is left out if it
+    may not be used.
     """
     if target := targets.chosen():
         return set(target.features)
-    features = there()
-    return features if not targets.AMX <= features or proof.found().use else features - targets.AMX
+    allowed = amx_proof()
+    return there() if allowed is None or allowed.use else there() - targets.AMX
+
+
+def amx_proof() -> proof.Proof | None:
+    """Return whether AMX may be used and why; None where numba does not compile for it."""
+    return proof.found() if targets.AMX <= there() else None
 
 
 def there() -> set[str]:

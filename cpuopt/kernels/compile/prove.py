@@ -1,18 +1,20 @@
-"""Prove AMX on this machine: ``python -m cpuopt.kernels.prove`` prints one JSON object, and may crash.
+"""A process that proves AMX on this machine, and may crash: ``python -m cpuopt.kernels.compile.prove``.
 
 Products of random words on AMX are compared with their model, bit by bit: of all numbers of rows, of many depths, alone
 and added, with zeros, infinities and numbers that are none, but none that are subnormal. Then the time of a product is
 compared with that of the micro-kernel that is used without AMX.
 """
 
-import json
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from .compile.jit import helper
-from .toolkit import amx, simd
-from .toolkit.simd import NR, at
+from ...isolate.serve import Say, serve
+from ..toolkit import amx, simd
+from ..toolkit.simd import NR, at
+from .jit import helper
 
 DEPTHS = *range(1, 20), 31, 32, 33, 47, 48, 100, 384
 REPEATS = 200
@@ -35,9 +37,10 @@ def caller(product, size, step):
 def words(rng, shape, special):
     """Draw words of two bfloat16: normal ones, and some that are zero, infinite or none."""
     exponents = rng.integers(107, 147, (*shape, 2), dtype=np.uint32)
-    halves = (rng.integers(0, 2, (*shape, 2), dtype=np.uint32) << 15) | (exponents << 7) | rng.integers(0, 128, (*shape, 2))
+    signs, digits = rng.integers(0, 2, (*shape, 2), dtype=np.uint32), rng.integers(0, 128, (*shape, 2), dtype=np.uint32)
+    halves = (signs << 15) | (exponents << 7) | digits
     if special:
-        among = np.array([0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x0001], np.uint32)[: 5 if special > 1 else 2]
+        among = np.array([0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0], np.uint32)[: 5 if special > 1 else 2]
         halves = np.where(rng.random(halves.shape) < 0.05, rng.choice(among, halves.shape), halves)
     return (halves[..., 0] | (halves[..., 1] << 16)).astype(np.uint32).view(np.float32)
 
@@ -71,17 +74,16 @@ def seconds(run, a, b) -> float:
     return float(best)
 
 
-def main() -> None:
-    """Print whether AMX is to be used, and why."""
+def prove(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Return whether AMX is to be used, and why."""
     if differ := compare():
-        print(json.dumps({"use": False, "reason": f"{differ} products have other bits than their model"}))
-        return
+        return {"use": False, "reason": f"{differ} products have other bits than their model"}
     rng = np.random.default_rng(SEED)
     a, b = words(rng, (2 * amx.ROWS, 256), 0), words(rng, (256 * simd.PER_WORD, NR), 0)
     mine = seconds(caller(amx.product_of(NR // simd.LANES, tiles=True), amx.ROWS, 1), a, b)
     other = seconds(caller(simd.pair_product, simd.MR, 1), a, b)
-    print(json.dumps({"use": mine < other, "reason": f"{other / mine:.1f} times as fast as the next micro-kernel"}))
+    return {"use": mine < other, "reason": f"{other / mine:.1f} times as fast as the next micro-kernel"}
 
 
 if __name__ == "__main__":
-    main()
+    serve({"prove": prove})
