@@ -8,15 +8,13 @@ import numpy as np
 from numba import prange
 
 from .compile.jit import helper
+from .toolkit.amx import SIDE, chain
 from .toolkit.lanes import load, store, sum_lanes
-from .toolkit.micro import TILES
 from .toolkit.pairs import add_pairs
-from .toolkit.simd import HOST, LANES, NR, at
+from .toolkit.simd import HOST, LANES, at
 
 CHAINS = 12
 """Independent sums: two FMA units of latency 4 need 8; 12 and two operands fit 16 registers."""
-ROWS, DEEP = TILES.rows, 64
-"""Rows and words of a product on AMX whose operands take 20 KB of L1."""
 AHEAD = 8
 """Vectors in one round of a stream."""
 
@@ -51,13 +49,10 @@ def multiply_add(s, t, a):
 
 @helper(parallel=True)
 def tiles(x, sums, threads, rounds):
-    """Multiply ROWS rows of DEEP words with a panel, again and again, in each thread's part of x."""
-    size = (ROWS + NR) * DEEP + ROWS * NR
+    """Multiply tiles of AMX, again and again."""
     for i in prange(threads):
-        a, b, c = at(x, i * size), at(x, i * size + ROWS * DEEP), at(x, i * size + (ROWS + NR) * DEEP)
-        for _ in range(rounds):
-            TILES.wide(ROWS, a, DEEP, 1, b, NR, c, NR, DEEP, False, b, 0, 0)
-        sums[i] = x[i * size + size - 1]
+        chain(at(x, 0), rounds)
+        sums[i] = x[i]
 
 
 fma, pairs = map(chained, (multiply_add, add_pairs))
@@ -145,10 +140,8 @@ FLOPS = 2 * CHAINS * LANES
 UNIT = 6 * AHEAD * LANES
 """A thread's part is a multiple of this number of floats, which all streams divide evenly."""
 BF16 = (
-    ("tdpbf16ps", tiles, 4 * ROWS * NR * DEEP, (ROWS + NR) * DEEP + ROWS * NR)
-    if HOST.amx
-    else ("vdpbf16ps" if HOST.dot else "two FMAs", pairs, 2 * FLOPS, UNIT)
+    ("tdpbf16ps", tiles, 8 * 4 * SIDE**3) if HOST.amx else ("vdpbf16ps" if HOST.dot else "two FMAs", pairs, 2 * FLOPS)
 )
-BF16_BY, bf16, BF16_FLOPS, BF16_WORDS = BF16
+BF16_BY, bf16, BF16_FLOPS = BF16
 """What multiplies bfloat16, the instruction or its definition; the function of (words, sums, threads, rounds); and the
-operations of one round on one thread, and its words of two."""
+operations of one round on one thread."""

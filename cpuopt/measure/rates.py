@@ -85,6 +85,7 @@ class Measurement:
         self.clock, self.samples_s, self.say = clock, samples_s, say
         self.levels = levels()
         self.x = np.full(kernels.UNIT, 0.5, np.float32)
+        self.words = np.full(kernels.UNIT, 0x3F003F00, np.uint32).view(np.float32)  # 0.5 in both halves
         self.sums = np.zeros(256, np.float32)
 
     def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
@@ -128,8 +129,7 @@ class Measurement:
 
     def bf16_gflops(self, n: int) -> float:
         """Measure the multiply-adds of n threads on bfloat16."""
-        words = np.full(n * kernels.BF16_WORDS, 0x3F003F00, np.uint32).view(np.float32)  # 0.5 in both halves
-        return n * kernels.BF16_FLOPS / self.best(n, lambda k, rounds: kernels.bf16(words, self.sums, k, rounds))
+        return n * kernels.BF16_FLOPS / self.best(n, lambda k, rounds: kernels.bf16(self.words, self.sums, k, rounds))
 
     def floats(self, level: str, n: int) -> int:
         """Choose the number of floats that a thread streams: half a level, and more than smaller levels hold."""

@@ -12,24 +12,25 @@ from typing import Any
 import numpy as np
 
 from ...isolate.serve import Say, serve
-from ..toolkit import amx, simd
-from ..toolkit.simd import NR, at
+from ..toolkit import amx
+from ..toolkit.blocks import multiply_by
+from ..toolkit.micro import PAIRS
+from ..toolkit.simd import LANES, NR, at
 from .jit import helper
 
-DEPTHS = *range(1, 20), 31, 32, 33, 47, 48, 100, 384
+DEPTHS = *range(1, 18), 31, 32, 33, 100, 300
+ROWS = *range(1, 34), 47, 64, 70
 REPEATS = 200
 SEED = 12
 
 
-def caller(product, size, step):
-    """Make a function that multiplies rows by groups of `size`, with words of a row `step` apart."""
+def caller(multiply):
+    """Make a function that multiplies rows with a panel."""
 
     @helper()
     def run(a, b, c, depth, add):
         rows, width = a.shape
-        for lo in range(0, rows, size):
-            place, n = at(a, lo * width), min(size, rows - lo)
-            product(n, place, width, step, at(b, 0), NR, at(c, lo * NR), NR, depth, add, at(b, 0), 0, 0)
+        multiply(rows, at(a, 0), width, at(b, 0), NR, at(c, 0), NR, depth, add, at(b, 0), 0, 0, 0)
 
     return run
 
@@ -48,13 +49,12 @@ def words(rng, shape, special):
 def compare() -> int:
     """Count the products that differ."""
     rng, differ = np.random.default_rng(SEED), 0
-    pairs = [(caller(amx.product_of(n, tiles=True), amx.ROWS, 1), caller(amx.product_of(n, tiles=False), amx.ROWS, 1))
-             for n in (1, 2)]  # fmt: skip
+    both = [[caller(amx.multiply_of(n, tiles=tiles)) for tiles in (True, False)] for n in (1, 2)]
     for depth in DEPTHS:
-        for rows in range(1, amx.ROWS + 1):
+        for rows in ROWS:
             a, b = words(rng, (rows, depth + 3), rows % 3), words(rng, (depth, NR), depth % 3)
             begin = rng.normal(size=(rows, NR)).astype(np.float32)
-            for tiles, model in pairs:
+            for tiles, model in both:
                 for add in (False, True):
                     got, want = begin.copy(), begin.copy()
                     tiles(a, b, got, depth, add)
@@ -79,9 +79,10 @@ def prove(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     if differ := compare():
         return {"use": False, "reason": f"{differ} products have other bits than their model"}
     rng = np.random.default_rng(SEED)
-    a, b = words(rng, (2 * amx.ROWS, 256), 0), words(rng, (256 * simd.PER_WORD, NR), 0)
-    mine = seconds(caller(amx.product_of(NR // simd.LANES, tiles=True), amx.ROWS, 1), a, b)
-    other = seconds(caller(simd.pair_product, simd.MR, 1), a, b)
+    a, b = words(rng, (4 * amx.ROWS, 256), 0), words(rng, (256 * PAIRS.lines, NR), 0)
+    mine, other = (
+        seconds(caller(m), a, b) for m in (amx.multiply_of(NR // LANES, tiles=True), multiply_by(PAIRS, PAIRS.wide))
+    )
     return {"use": mine < other, "reason": f"{other / mine:.1f} times as fast as the next micro-kernel"}
 
 

@@ -10,9 +10,11 @@ of 32 neighbours along k to a sum c in an order of its own, which is the order `
 each rounded to nearest even, with subnormal numbers taken and given as zero. The last tile of a row may have fewer
 words. So a sum may be cut into blocks of whole tiles, and has the same bits. `model` computes it on any machine.
 
-Tiles are numbered by hand: 0 to 3 are sums, 4 and 5 rows of a, 6 and 7 columns of b. So LLVM has none to spill.
+Tiles are numbered by hand: 0 to 3 are sums, 4 and 5 rows of a, 6 and 7 columns of b. So LLVM has none to spill. Their
+shapes are set for many products at once, since that takes as long as three products of tiles.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG. A Xeon of
+family 6, model 207, gave the bits of this order in a million products of tiles, with special numbers among them.
 """
 
 from llvmlite import ir
@@ -20,114 +22,94 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .simd import BYTE, F32, FLOATS, HOST, I16, I64, INT, LANES, Emit
+from ..compile.jit import helper
+from .blocks import PACKED, padded
+from .simd import BYTE, F32, FLOATS, HOST, I16, I64, INT, LANES, Emit, at
 
 SIDE = 16  # rows of a tile, and words or floats of a row
 ROWS = 2 * SIDE  # of a product: two tiles of rows and two of columns need four loads for four products
 WIDTH = 4 * SIDE  # bytes of a row
+DEPTH = 256  # words of k at a time: their part of a panel is 32 KB of L1
 
 
 class Tiles:
-    """Emitter of one product on AMX; the arguments are those of the intrinsic `product` of ``simd``."""
+    """Emitter of instructions of AMX."""
 
-    def __init__(self, builder, vectors, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+    def __init__(self, builder) -> None:
         self.emit, self.builder = Emit(builder, HOST), builder
-        self.vectors, self.rows, self.a, self.b, self.c, self.add = vectors, rows, a, b, c, add
-        self.row, self.line, self.c_row = (self.emit.times(x, 4) for x in (row, line, c_row))
-        self.ahead, self.ahead_step, self.shift = ahead, ahead_step, shift
-        self.depth = depth
-        self.config = cgutils.alloca_once(builder, ir.ArrayType(BYTE, WIDTH))
 
     def call(self, name, *args):
-        """Call an intrinsic that returns nothing; an int is the number of a tile."""
+        """Emit an instruction; an int is the number of a tile."""
         args = [ir.Constant(BYTE, x) if isinstance(x, int) else x for x in args]
-        function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(ir.VoidType(), [x.type for x in args]), f"llvm.x86.{name}"
-        )
-        self.builder.call(function, args)
+        kind = ir.FunctionType(ir.VoidType(), [x.type for x in args])
+        self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.x86.{name}"), args)
 
-    def place(self, base, stride, rows, floats=0):
-        """Point some rows and floats further, as bytes."""
-        place = self.emit.at(base, self.builder.mul(stride, I64(rows) if isinstance(rows, int) else rows), BYTE)
-        return self.builder.bitcast(self.emit.at(place, floats), ir.PointerType(BYTE))
-
-    def configure(self, tall, words):
-        """Set the tiles for some words of k, and for the rows beyond the first 16 if there are any."""
-        bld, base = self.builder, self.builder.bitcast(self.config, ir.PointerType(BYTE))
-        bld.store(ir.Constant(ir.ArrayType(BYTE, WIDTH), None), self.config)
+    def configure(self, rows, words):
+        """Set the shapes of the tiles for products of some rows, each of some words of k."""
+        bld, emit = self.builder, self.emit
+        memory = cgutils.alloca_once(bld, ir.ArrayType(BYTE, WIDTH))
+        base = bld.bitcast(memory, ir.PointerType(BYTE))
+        bld.store(ir.Constant(memory.type.pointee, None), memory)
         bld.store(BYTE(1), base)  # the palette
-        below = bld.sub(self.rows, I64(SIDE)) if tall else self.rows
-        above = I64(SIDE) if tall else self.rows
-        wide = bld.mul(words, I64(4))
+        tall = bld.icmp_unsigned(">", rows, I64(SIDE))
+        above = bld.select(tall, I64(SIDE), rows)
+        below = bld.select(tall, bld.sub(rows, I64(SIDE)), rows)  # not used if there are none
+        wide = emit.times(words, 4)
         shapes = [(above, I64(WIDTH))] * 2 + [(below, I64(WIDTH))] * 2
         shapes += [(above, wide), (below, wide)] + [(words, I64(WIDTH))] * 2
-        for n, (rows, size) in enumerate(shapes):
-            bld.store(bld.trunc(size, I16), bld.bitcast(self.emit.at(base, 16 + 2 * n, BYTE), I16.as_pointer()))
-            bld.store(bld.trunc(rows, BYTE), self.emit.at(base, 48 + n, BYTE))
+        for n, (some, size) in enumerate(shapes):
+            bld.store(bld.trunc(size, I16), bld.bitcast(emit.at(base, 16 + 2 * n, BYTE), I16.as_pointer()))
+            bld.store(bld.trunc(some, BYTE), emit.at(base, 48 + n, BYTE))
         self.call("ldtilecfg", base)
 
-    def sums(self, tall, act):
-        """Call ``act(tile, place)`` for each tile of sums."""
-        for i in range(1 + tall):
-            for j in range(self.vectors):
-                act(2 * i + j, self.place(self.c, self.c_row, SIDE * i, SIDE * j))
+    def release(self):
+        """Give the tiles back."""
+        self.call("tilerelease")
 
-    def begin(self, add, tall):
-        """Load the sums, or begin with zeros."""
-        with self.builder.if_else(add) as (adding, writing):
+    def product(self, tall, vectors, a, row, b, line, c, c_row, depth, add, ahead, step, shift):
+        """Emit the product of some rows, more than 16 if `tall`, with some vectors of columns."""
+        bld, emit = self.builder, self.emit
+        row, line, c_row = (emit.times(x, 4) for x in (row, line, c_row))
+
+        def place(base, stride, rows, floats=0):
+            rows = emit.at(base, bld.mul(stride, rows), BYTE)
+            return bld.bitcast(emit.at(rows, floats), ir.PointerType(BYTE))
+
+        sums = [(2 * i + j, place(c, c_row, I64(SIDE * i), SIDE * j)) for i in range(1 + tall) for j in range(vectors)]
+        with bld.if_else(add) as (adding, writing):
             with adding:
-                self.sums(tall, lambda tile, place: self.call("tileloadd64", tile, place, self.c_row))
+                for tile, where in sums:
+                    self.call("tileloadd64", tile, where, c_row)
             with writing:
-                self.sums(tall, lambda tile, place: self.call("tilezero", tile))
+                for tile, _ in sums:
+                    self.call("tilezero", tile)
+        with cgutils.for_range(bld, bld.udiv(bld.add(depth, I64(SIDE - 1)), I64(SIDE))) as loop:
+            self.fetch(ahead, loop.index, step, shift)
+            word = emit.times(loop.index, SIDE)
+            for j in range(vectors):
+                self.call("tileloadd64", 6 + j, place(b, line, word, SIDE * j), line)
+            for i in range(1 + tall):
+                self.call("tileloadd64", 4 + i, emit.at(place(a, row, I64(SIDE * i)), emit.times(word, 4), BYTE), row)
+                for j in range(vectors):
+                    self.call("tdpbf16ps", 2 * i + j, 4 + i, 6 + j)
+        for tile, where in sums:
+            self.call("tilestored64", tile, where, c_row)
 
-    def end(self, tall):
-        """Store the sums."""
-        self.sums(tall, lambda tile, place: self.call("tilestored64", tile, place, self.c_row))
-
-    def step(self, tall, number):
-        """Add the products of one tile of k."""
-        word = self.emit.times(number, SIDE)
-        for j in range(self.vectors):
-            self.call("tileloadd64", 6 + j, self.place(self.b, self.line, word, SIDE * j), self.line)
-        for i in range(1 + tall):
-            a = self.emit.at(self.place(self.a, self.row, SIDE * i), self.emit.times(word, 4), BYTE)
-            self.call("tileloadd64", 4 + i, a, self.row)
-            for j in range(self.vectors):
-                self.call("tdpbf16ps", 2 * i + j, 4 + i, 6 + j)
-
-    def fetch(self, number):
+    def fetch(self, ahead, number, step, shift):
         """Fetch what comes next: for every second k two lines, in rows that will be packed as words."""
-        bld, half = self.builder, self.builder.lshr(self.ahead_step, I64(1))
+        bld, half = self.builder, self.builder.lshr(step, I64(1))
         for n in range(SIDE // 2):
-            rounds = bld.lshr(bld.add(self.emit.times(number, SIDE // 2), I64(n)), self.shift)
-            place = self.emit.at(self.ahead, bld.mul(rounds, self.ahead_step))
+            rounds = bld.lshr(bld.add(self.emit.times(number, SIDE // 2), I64(n)), shift)
+            place = self.emit.at(ahead, bld.mul(rounds, step))
             self.emit.prefetch(place)
             self.emit.prefetch(self.emit.at(place, half))
 
-    def product(self, tall):
-        """Emit the product: whole tiles of k, then what is left."""
-        bld = self.builder
-        whole, left = bld.udiv(self.depth, I64(SIDE)), bld.urem(self.depth, I64(SIDE))
-        some, rest = (bld.icmp_unsigned("!=", x, I64(0)) for x in (whole, left))
-        with bld.if_then(bld.or_(some, bld.not_(rest))):
-            self.configure(tall, I64(SIDE))
-            self.begin(self.add, tall)
-            with cgutils.for_range(bld, whole) as rounds:
-                self.fetch(rounds.index)
-                self.step(tall, rounds.index)
-            self.end(tall)
-        with bld.if_then(rest):
-            self.configure(tall, left)
-            self.begin(bld.or_(self.add, some), tall)
-            self.step(tall, whole)
-            self.end(tall)
-        self.call("tilerelease")
 
-
-def model(builder, vectors, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+def model(builder, vectors, rows, a, row, b, line, c, c_row, depth, add):
     """Emit the same sums by multiply-adds, but for subnormal numbers: for machines without AMX, and for tests."""
     emit, zero = Emit(builder, HOST), ir.Constant(ir.VectorType(F32, LANES), None)
     tiles = builder.udiv(builder.add(depth, I64(SIDE - 1)), I64(SIDE))
+    fence = f"llvm.arithmetic.fence.v{LANES}f32"  # LLVM would fuse these sums with the products before
     with cgutils.for_range(builder, rows) as i:
         for j in range(vectors):
             sums = emit.at(c, builder.add(builder.mul(i.index, c_row), I64(j * LANES)))
@@ -144,33 +126,99 @@ def model(builder, vectors, rows, a, row, step, b, line, c, c_row, depth, add, a
                     return [emit.multiply_add(*(emit.half(f, o) for f in factors), s) for o, s in ((0, even), (1, odd))]
 
                 even, odd = emit.loop(words, [zero, zero], word)
-                return [builder.fadd(total, builder.fadd(even, odd))]
+                both = builder.fadd(*(emit.call(fence, zero.type, x) for x in (even, odd)))
+                return [builder.fadd(total, emit.call(fence, zero.type, both))]
 
             (total,) = emit.loop(tiles, [builder.select(add, emit.load(sums), zero)], tile)
             emit.store(total, sums)
 
 
-def product_of(vectors: int, tiles: bool = HOST.amx):
-    """Make the micro-kernel of `vectors` vectors of columns: on AMX, or by its `model`."""
+def multiply_of(vectors: int, tiles: bool = HOST.amx):
+    """Make the product of rows with one panel, of `vectors` vectors of columns: on AMX, or by its `model`.
+
+    Its arguments are those of the function of `blocks.multiply_by`; packed rows lie `padded` words apart.
+    """
 
     @intrinsic
-    def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
-        """Multiply `rows` <= ROWS rows of a with a panel of b, and write the tile to c or add to it.
-
-        As that of ``simd``, for rows of words that lie one behind the other: `step` is 1.
-        """
+    def configure(typingctx, rows, words):
+        """Set the shapes of the tiles."""
 
         def codegen(context, builder, signature, args):
-            if not tiles:
-                model(builder, vectors, *args)
-                return context.get_dummy_value()
-            with builder.if_else(builder.icmp_unsigned(">", args[0], I64(SIDE))) as branches:
-                for branch, tall in zip(branches, (True, False), strict=True):
-                    with branch:
-                        Tiles(builder, vectors, *args).product(tall)
+            if tiles:
+                Tiles(builder).configure(*args)
             return context.get_dummy_value()
 
-        where = FLOATS, INT, INT, FLOATS, INT, FLOATS, INT
+        return types.void(INT, INT), codegen
+
+    @intrinsic
+    def release(typingctx):
+        """Give the tiles back."""
+
+        def codegen(context, builder, signature, args):
+            if tiles:
+                Tiles(builder).release()
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    @intrinsic
+    def product(typingctx, rows, a, row, b, line, c, c_row, depth, add, ahead, step, shift):
+        """Multiply `rows` <= ROWS rows of a with a panel of b; `depth` is whole tiles of k, or less than one."""
+
+        def codegen(context, builder, signature, args):
+            rows, *args = args
+            if not tiles:
+                model(builder, vectors, rows, *args[:-3])
+                return context.get_dummy_value()
+            with builder.if_else(builder.icmp_unsigned(">", rows, I64(SIDE))) as branches:
+                for branch, tall in zip(branches, (True, False), strict=True):
+                    with branch:
+                        Tiles(builder).product(tall, vectors, *args)
+            return context.get_dummy_value()
+
+        where = FLOATS, INT, FLOATS, INT, FLOATS, INT
         return types.void(INT, *where, INT, types.boolean, FLOATS, INT, INT), codegen
 
-    return product
+    @helper()
+    def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+        apart, whole = padded(depth) if row == PACKED else row, depth // SIDE * SIDE
+        full = rows // ROWS * ROWS
+        for first, last in ((0, full), (full, rows)):  # groups of one size, so that tiles are set once
+            n = min(ROWS, last - first)
+            if n == 0:
+                continue
+            for k in range(0, depth, DEPTH):
+                words = min(DEPTH, whole - k)
+                if k == 0 and whole > 0:
+                    configure(n, SIDE)
+                for i in range(first, last if words > 0 else first, ROWS):
+                    x = at(ahead, i // ROWS * ahead_group + (k // 2 >> shift) * step)
+                    rest, to = at(a, i * apart + k), at(c, i * c_row)
+                    product(n, rest, apart, at(b, k * line), line, to, c_row, words, add or k > 0, x, step, shift)
+            if whole < depth:
+                configure(n, depth - whole)
+                for i in range(first, last, ROWS):
+                    rest, to = at(a, i * apart + whole), at(c, i * c_row)
+                    end, left = at(b, whole * line), depth - whole
+                    product(n, rest, apart, end, line, to, c_row, left, add or whole > 0, ahead, 0, 0)
+        release()
+
+    return multiply
+
+
+@intrinsic
+def chain(typingctx, x, rounds):
+    """Multiply tiles of 1 KB at x, again and again: eight products a round, four of which are independent."""
+
+    def codegen(context, builder, signature, args):
+        tiles, base = Tiles(builder), builder.bitcast(args[0], ir.PointerType(BYTE))
+        tiles.configure(I64(ROWS), I64(SIDE))
+        for tile in range(8):
+            tiles.call("tileloadd64", tile, base, I64(WIDTH))
+        with cgutils.for_range(builder, args[1]):
+            for tile in (0, 1, 2, 3) * 2:
+                tiles.call("tdpbf16ps", tile, 4 + tile // 2, 6 + tile % 2)
+        tiles.release()
+        return context.get_dummy_value()
+
+    return types.void(FLOATS, INT), codegen

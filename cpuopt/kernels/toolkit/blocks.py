@@ -10,7 +10,6 @@ PACKED = 0  # as a row stride: the rows of a group lie interleaved
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 PLACES = 8  # the fewest lines that usual first-level caches hold at one place
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
-TILED_DEPTH = 256  # most words of k in tiles at a time: a part of a panel is 32 KB of L1
 COLUMNS = 384  # most columns of a dinp chunk
 
 
@@ -100,9 +99,10 @@ def count_groups_by(micro):
 def multiply_by(micro, product):
     """Make the product of rows of a, in the even groups of `count_groups`, with one panel, by a micro-kernel.
 
-    Group g fetches from ahead[g * ahead_group]. In tiles, so many k at a time that their part of the panel stays in L1:
-    the sums have the same bits.
+    Group g fetches from ahead[g * ahead_group]. One in tiles is made of groups already.
     """
+    if micro.tiled:
+        return product
     count_groups = count_groups_by(micro)
 
     @helper()
@@ -117,21 +117,7 @@ def multiply_by(micro, product):
             product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
             lo += n
 
-    @helper()
-    def multiply_tiles(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
-        groups = count_groups(rows, row)
-        size, longer = rows // groups, rows % groups
-        apart = padded(depth) if row == PACKED else row
-        for k in range(0, depth, TILED_DEPTH):
-            words, lo = min(TILED_DEPTH, depth - k), 0
-            for g in range(groups):
-                n = size + 1 if g < longer else size
-                x = at(ahead, g * ahead_group + (k // 2 >> shift) * step)
-                start, to = at(a, lo * apart + k), at(c, lo * c_row)
-                product(n, start, apart, 1, at(b, k * line), line, to, c_row, words, add or k > 0, x, step, shift)
-                lo += n
-
-    return multiply_tiles if micro.tiled else multiply
+    return multiply
 
 
 def multiply_columns_by(micro):

@@ -39,7 +39,8 @@ class MicroKernel:
     rows : most rows of a product.
     tiled : whether its operands are tiles: packed rows lie behind each other, and not interleaved.
     unit : the words of k that its blocks are multiples of, so that blocks end where tiles do.
-    wide, narrow : the product of a few rows with a panel, of all its columns and of one vector (`simd.product_of`).
+    wide, narrow : the product of a few rows with a panel, of all its columns and of one vector (`simd.product_of`); of
+        any number of rows if it is `tiled` (`amx.multiply_of`).
     listed : `wide` with a list of places to fetch, if the machine leaves memory time for it (`Tile.ahead`).
     put : ``put(panel, i, line, word)`` writes a word to a panel, whose lines are `line` floats apart.
     transpose : writes a square of words to a panel, transposed.
@@ -266,8 +267,8 @@ TILES = replace(
     rows=amx.ROWS,
     tiled=True,
     unit=amx.SIDE,
-    wide=amx.product_of(NR // LANES),
-    narrow=amx.product_of(1),
+    wide=amx.multiply_of(NR // LANES),
+    narrow=amx.multiply_of(1),
     listed=None,
     put=put_words,
     transpose=simd.transpose,

@@ -1,0 +1,268 @@
+"""Products on AMX, on machines that lack it: by their model, and by an emulator of what is emitted."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from llvmlite import ir
+from numba import njit
+
+from cpuopt.isolate.process import Side
+from cpuopt.kernels.compile import prove
+from cpuopt.kernels.toolkit import amx, proof, simd
+from cpuopt.kernels.toolkit.simd import NR, at
+
+RECORDED = os.path.join(os.path.dirname(__file__), "amx_tiles.npz")
+TINY = np.float32(2.0**-126)
+pytestmark = pytest.mark.filterwarnings("ignore::cpuopt.files.CacheWarning")  # the emulator cannot be cached
+wide = pytest.mark.skipif(simd.LANES != 16, reason="a panel of this machine's tile is no tile of AMX")
+
+
+def flushed(x):
+    """Take subnormal numbers as zeros of their sign."""
+    return np.where(np.abs(x) < TINY, np.copysign(np.float32(0), x), x).astype(np.float32)
+
+
+def fma(x, y, z):
+    """x * y + z in float32, rounded once: products of bfloat16 are exact in float64, and a sum that is not keeps the
+    larger part, which is a float32."""
+    return flushed((x.astype(np.float64) * y.astype(np.float64) + z.astype(np.float64)).astype(np.float32))
+
+
+def tile(c, a, b):
+    """c + a @ b of words, by the pseudocode of the instruction: c (M, 16), a (M, K), b (K, 16)."""
+
+    def halves(words):
+        bits = words.view(np.uint32)
+        return [flushed(x.view(np.float32)) for x in (bits << 16, bits & 0xFFFF0000)]
+
+    sums, x, y = [np.zeros_like(c), np.zeros_like(c)], halves(a), halves(b)
+    with np.errstate(all="ignore"):
+        for k in range(a.shape[1]):
+            for h in range(2):
+                sums[h] = fma(x[h][:, k, None], y[h][None, k], sums[h])
+        return flushed(flushed(c) + flushed(sums[0] + sums[1]))
+
+
+def same(x, y):
+    """Whether two arrays have the same bits, but for those of what is no number."""
+    none = np.isnan(x) & np.isnan(y)
+    return bool(((x.view(np.uint32) == y.view(np.uint32)) | none).all())
+
+
+def test_the_pseudocode_gives_what_a_processor_gave():
+    with np.load(RECORDED) as recorded:
+        a, b, c, d = (recorded[name] for name in "abcd")
+    assert len(a) >= 24
+    assert np.isnan(d).any()
+    assert (np.abs(d[d != 0]) < 1e-37).any()
+    assert np.isinf(d).any()
+    for x, y, z, want in zip(a, b, c, d, strict=True):
+        assert same(tile(z, x, y), want)
+
+
+def reference(a, b, c, depth, add):
+    """The product of `multiply_of`, tile by tile."""
+    total = c.copy() if add else np.zeros_like(c)
+    for k in range(0, depth, 16):
+        for j in range(0, c.shape[1], 16):
+            end = min(k + 16, depth)
+            total[:, j : j + 16] = tile(total[:, j : j + 16].copy(), a[:, k:end].copy(), b[k:end, j : j + 16].copy())
+    return total
+
+
+class Emulator:
+    """The eight tiles of a processor; its methods are the instructions, which check what a processor checks."""
+
+    SIGNATURES: ClassVar = {
+        "ldtilecfg": "p",
+        "tileloadd64": "bpq",
+        "tilestored64": "bpq",
+        "tilezero": "b",
+        "tdpbf16ps": "bbb",
+        "tilerelease": "",
+    }
+    KINDS: ClassVar = {
+        "p": (ctypes.c_void_p, ir.PointerType(ir.IntType(8))),
+        "b": (ctypes.c_byte, ir.IntType(8)),
+        "q": (ctypes.c_longlong, ir.IntType(64)),
+    }
+
+    def __init__(self):
+        self.shapes, self.tiles, self.counts, self.errors = None, [None] * 8, dict.fromkeys(self.SIGNATURES, 0), []
+        self.functions = {}
+        for name, kinds in self.SIGNATURES.items():
+            made = ctypes.CFUNCTYPE(None, *(self.KINDS[k][0] for k in kinds))(self.noted(name))
+            kind = ir.FunctionType(ir.VoidType(), [self.KINDS[k][1] for k in kinds])
+            self.functions[name] = made, kind
+
+    def noted(self, name):
+        def call(*args):
+            self.counts[name] += 1
+            try:
+                getattr(self, name)(*args)
+            except Exception as e:  # an exception cannot leave a callback
+                self.errors.append(f"{name}{args}: {type(e).__name__}: {e}")
+
+        return call
+
+    def emit(self, tiles, name, *args):
+        """In place of `Tiles.call`."""
+        made, kind = self.functions[name]
+        address = ir.IntType(64)(ctypes.cast(made, ctypes.c_void_p).value)
+        args = [ir.Constant(ir.IntType(8), x) if isinstance(x, int) else x for x in args]
+        args = [tiles.builder.bitcast(x, want) if isinstance(want, ir.PointerType) else x
+                for x, want in zip(args, kind.args, strict=True)]  # fmt: skip
+        tiles.builder.call(tiles.builder.inttoptr(address, kind.as_pointer()), args)
+
+    def ldtilecfg(self, place):
+        given = (ctypes.c_ubyte * 64).from_address(place)
+        assert given[0] == 1
+        assert not any(given[1:16])
+        assert not any(given[32:48])
+        assert not any(given[56:64])
+        widths = [given[16 + 2 * n] | given[17 + 2 * n] << 8 for n in range(8)]
+        self.shapes = [(given[48 + n], widths[n]) for n in range(8)]
+        assert all(0 < rows <= 16 and 0 < size <= 64 and size % 4 == 0 for rows, size in self.shapes)
+        self.tiles = [np.zeros((rows, size // 4), np.float32) for rows, size in self.shapes]
+
+    def row(self, n, i, place, stride):
+        return (ctypes.c_ubyte * self.shapes[n][1]).from_address(place + i * stride)
+
+    def tileloadd64(self, n, place, stride):
+        for i in range(self.shapes[n][0]):
+            self.tiles[n][i] = np.frombuffer(self.row(n, i, place, stride), np.float32)
+
+    def tilestored64(self, n, place, stride):
+        for i in range(self.shapes[n][0]):
+            np.frombuffer(self.row(n, i, place, stride), np.float32)[:] = self.tiles[n][i]
+
+    def tilezero(self, n):
+        self.tiles[n][:] = 0
+
+    def tdpbf16ps(self, c, a, b):
+        assert self.tiles[a].shape[1] == self.tiles[b].shape[0]
+        assert self.tiles[c].shape[0] == self.tiles[a].shape[0]
+        self.tiles[c] = tile(self.tiles[c], self.tiles[a], self.tiles[b])
+
+    def tilerelease(self):
+        self.shapes, self.tiles = None, [None] * 8
+
+
+def compiled(multiply):
+    """Compile a product for arrays, without the cache."""
+
+    @njit
+    def run(a, b, c, depth, add):
+        multiply(a.shape[0], at(a, 0), a.shape[1], at(b, 0), NR, at(c, 0), NR, depth, add, at(b, 0), 0, 0, 0)
+
+    return run
+
+
+SHAPES = [(1, 1), (16, 16), (17, 33), (32, 16), (33, 5), (40, 40), (64, 272), (70, 31)]
+
+
+@pytest.fixture
+def emulator(monkeypatch):
+    """Emit calls of an emulator in place of the instructions."""
+    made = Emulator()
+    monkeypatch.setattr(amx.Tiles, "call", lambda tiles, name, *args: made.emit(tiles, name, *args))
+    return made
+
+
+@wide
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_the_instructions_and_the_model_have_the_bits_of_the_pseudocode(emulator, vectors):
+    on_tiles, by_model = (compiled(amx.multiply_of(vectors, tiles=tiles)) for tiles in (True, False))
+    rng = np.random.default_rng(3)
+    for case, (rows, depth) in enumerate(SHAPES):
+        for add in (False, True):
+            a, b = prove.words(rng, (rows, depth + case % 3), case % 3), prove.words(rng, (depth, NR), add + 1)
+            begin = rng.normal(size=(rows, NR)).astype(np.float32)
+            want = begin.copy()
+            columns = 16 * vectors
+            want[:, :columns] = reference(a, b, begin[:, :columns], depth, add)
+            for run in on_tiles, by_model:
+                got = begin.copy()
+                run(a, b, got, depth, add)
+                assert emulator.errors == []
+                assert same(got, want), (rows, depth, add, run is on_tiles)
+    assert emulator.shapes is None  # released
+
+
+@wide
+def test_a_product_of_four_tiles_takes_four_loads_and_shapes_are_set_once(emulator):
+    run = compiled(amx.multiply_of(2, tiles=True))
+    a, b = np.ones((96, 64), np.float32), np.ones((64, NR), np.float32)
+    run(a, b, np.zeros((96, NR), np.float32), 64, False)
+    assert emulator.errors == []
+    assert emulator.counts == {
+        "ldtilecfg": 1,
+        "tileloadd64": 3 * 4 * 4,  # three groups of rows, four tiles of k
+        "tdpbf16ps": 3 * 4 * 4,
+        "tilezero": 3 * 4,
+        "tilestored64": 3 * 4,
+        "tilerelease": 1,
+    }
+
+
+IN_A_PROCESS = """
+from numba import njit
+from tests.kernels.test_amx import compiled
+from numba import types
+from cpuopt.kernels.toolkit import amx
+run, A = compiled(amx.multiply_of(2, tiles=True)), types.Array(types.float32, 2, "C")
+run.compile((A, A, A, types.int64, types.boolean))
+print(next(iter(run.inspect_asm().values())))
+"""
+
+
+def as_a_xeon():
+    """The environment in which numba compiles for a processor with AMX."""
+    return {
+        **os.environ,
+        "NUMBA_CPU_NAME": "sapphirerapids",
+        "NUMBA_CPU_FEATURES": "+avx2,+fma,+avx512f,+avx512bf16,+amx-tile,+amx-bf16",
+        proof.VARIABLE: "off",
+    }
+
+
+@wide
+def test_llvm_keeps_the_tiles_and_spills_none():
+    ended = subprocess.run([sys.executable, "-c", IN_A_PROCESS], env=as_a_xeon(), capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    loops = re.findall(r"tileloadd|tdpbf16ps|tilestored|tilezero|ldtilecfg", ended.stdout)
+    loads, stores = loops.count("tileloadd"), loops.count("tilestored")
+    assert loops.count("tdpbf16ps") > 0
+    assert loops.count("ldtilecfg") >= 2
+    assert re.search(r"tdpbf16ps\s+%tmm6, %tmm4, %tmm0", ended.stdout)  # c, a and b are not exchanged
+    for block in re.split(r"^\.L\w+:", ended.stdout, flags=re.M):
+        products, loaded = block.count("tdpbf16ps"), block.count("tileloadd")
+        if products and "tilestored" not in block and "tilezero" not in block and loaded == products:
+            break
+    else:
+        raise AssertionError("no loop has as many loads as products")
+    assert loads
+    assert stores
+
+
+def test_a_proof_that_dies_errs_or_is_late_passes_amx_over(tmp_path):
+    def said(body):
+        program = f"import os\nfrom cpuopt.isolate.serve import serve\ndef prove(request, say):\n {body}\n"
+        program += "serve({'prove': prove})"
+        return proof.proved(Side("proof", (sys.executable, "-c", program)), limit_s=5)
+
+    assert said("return {'use': True, 'reason': 'fast'}") == proof.Proof(True, "fast")
+    assert said("return {'use': 1, 'reason': 'fast'}").use is False
+    died = said("os.kill(os.getpid(), 4)")
+    assert not died.use
+    assert "SIGILL" in died.reason
+    assert not said("return {}").use
+    late = said("import time; time.sleep(60)")
+    assert not late.use
+    assert "5" in late.reason
