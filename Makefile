@@ -47,7 +47,7 @@ replay: $(VENV)/.dev ## machine code and programs beside those of a commit, REV=
 	$(BIN)/python tests/replay.py $(REV)
 
 # in a copy of the tree; ARGS='-k WORD' tries some
-mutants: $(VENV)/.dev ## 40 broken versions, each found by the quick tests
+mutants: $(VENV)/.dev ## 42 broken versions, each found by the quick tests
 	$(BIN)/python tests/mutants.py $(ARGS)
 
 # the site, in build/site, with what the examples print on this machine; only the installation needs a network

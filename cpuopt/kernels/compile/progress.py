@@ -24,6 +24,6 @@ class Compiling:
 
 
 def proving(what: str) -> None:
-    """Say that something is proved on this machine."""
+    """Write that something is proved on this machine."""
     sys.stderr.write(f"cpuopt: proving {what} on this machine, once\n")
     sys.stderr.flush()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...isolate.serve import Say, serve
+from ...ops.storage import TYPES, WIDE
 from ..toolkit import amx
 from ..toolkit.blocks import multiply_by
 from ..toolkit.micro import PAIRS
@@ -20,6 +21,7 @@ from .jit import helper
 
 DEPTHS = *range(1, 18), 31, 32, 33, 100, 300
 ROWS = *range(1, 34), 47, 64, 70
+FLOAT = TYPES[WIDE].dtype
 REPEATS = 200
 SEED = 12
 
@@ -43,7 +45,7 @@ def words(rng, shape, special):
     if special:
         among = np.array([0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0], np.uint32)[: 5 if special > 1 else 2]
         halves = np.where(rng.random(halves.shape) < 0.05, rng.choice(among, halves.shape), halves)
-    return (halves[..., 0] | (halves[..., 1] << 16)).astype(np.uint32).view(np.float32)
+    return (halves[..., 0] | (halves[..., 1] << 16)).astype(np.uint32).view(FLOAT)
 
 
 def compare() -> int:
@@ -53,7 +55,7 @@ def compare() -> int:
     for depth in DEPTHS:
         for rows in ROWS:
             a, b = words(rng, (rows, depth + 3), rows % 3), words(rng, (depth, NR), depth % 3)
-            begin = rng.normal(size=(rows, NR)).astype(np.float32)
+            begin = rng.normal(size=(rows, NR)).astype(FLOAT)
             for tiles, model in both:
                 for add in (False, True):
                     got, want = begin.copy(), begin.copy()
@@ -66,7 +68,7 @@ def compare() -> int:
 
 def seconds(run, a, b) -> float:
     """Return the time of a product, the least of many."""
-    c, best = np.zeros((a.shape[0], NR), np.float32), np.inf
+    c, best = np.zeros((a.shape[0], NR), FLOAT), np.inf
     for _ in range(REPEATS):
         start = time.perf_counter()
         run(a, b, c, a.shape[1], False)

@@ -63,7 +63,7 @@ class Tiles:
         self.call("ldtilecfg", base)
 
     def release(self):
-        """Give the tiles back."""
+        """Return the tiles to the processor."""
         self.call("tilerelease")
 
     def product(self, tall, vectors, a, row, b, line, c, c_row, depth, add, ahead, step, shift):
@@ -152,7 +152,7 @@ def multiply_of(vectors: int, tiles: bool = HOST.amx):
 
     @intrinsic
     def release(typingctx):
-        """Give the tiles back."""
+        """Return the tiles to the processor."""
 
         def codegen(context, builder, signature, args):
             if tiles:
