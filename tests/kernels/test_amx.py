@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import ClassVar
 
+import numba
 import numpy as np
 import pytest
 from llvmlite import ir
@@ -14,10 +15,15 @@ from numba import njit
 
 from cpuopt.isolate.process import Side
 from cpuopt.kernels.compile import prove
+from cpuopt.kernels.optimized import matmul
+from cpuopt.kernels.optimized._forward import FORWARD_SCRATCH
 from cpuopt.kernels.toolkit import amx, proof, simd
-from cpuopt.kernels.toolkit.simd import NR, at
+from cpuopt.kernels.toolkit.micro import TILES
+from cpuopt.kernels.toolkit.simd import LINE, NR, at
+from cpuopt.ops.storage import TYPES
 
 RECORDED = os.path.join(os.path.dirname(__file__), "amx_tiles.npz")
+BF16 = TYPES["bfloat16"].dtype
 TINY = np.float32(2.0**-126)
 pytestmark = pytest.mark.filterwarnings("ignore::cpuopt.files.CacheWarning")  # the emulator cannot be cached
 wide = pytest.mark.skipif(simd.LANES != 16, reason="a panel of this machine's tile is no tile of AMX")
@@ -266,3 +272,60 @@ def test_a_proof_that_dies_errs_or_is_late_passes_amx_over(tmp_path):
     late = said("import time; time.sleep(60)")
     assert not late.use
     assert "5" in late.reason
+
+
+# The loops of the products, whose rows and packing are others with tiles ----------------------------------------------
+
+PRODUCTS = matmul.products_by(TILES)
+
+
+def queue():
+    return np.zeros(LINE * (1 + numba.config.NUMBA_NUM_THREADS), np.int32)
+
+
+def room(floats):
+    return np.full(numba.config.NUMBA_NUM_THREADS * floats, np.nan, np.float32)
+
+
+def columns_as_words(x):
+    """Interleave two rows of halves: words of neighbours along the rows, as panels have them."""
+    pairs = np.concatenate([x, np.zeros((len(x) % 2, x.shape[1]), np.uint16)]).astype(np.uint32)
+    return np.ascontiguousarray(pairs[::2] | pairs[1::2] << 16).view(np.float32)
+
+
+def halves(rng, shape):
+    return (rng.normal(size=shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@wide
+@pytest.mark.parametrize(("tokens", "depth", "rows"), [(5, 34, 20), (70, 600, 50)])
+def test_a_forward_adds_in_the_order_of_amx(tokens, depth, rows):
+    rng = np.random.default_rng(8)
+    x, w = (halves(rng, (n, depth)).view(np.float32) for n in (tokens, rows))
+    out, none = np.full((tokens, rows), np.nan, np.float32), np.empty(0, np.float32)
+    panels = room(PRODUCTS.forward_panels(tokens, depth, rows))
+    PRODUCTS.forward(out, x, w, none, panels, room(FORWARD_SCRATCH), queue())
+    assert same(out, reference(x, w.T.copy(), out, depth // 2, False))
+
+
+@wide
+@pytest.mark.parametrize(("tokens", "depth", "columns"), [(5, 34, 20), (70, 1700, 64)])
+def test_a_gradient_of_the_input_adds_in_the_order_of_amx(tokens, depth, columns):
+    rng = np.random.default_rng(9)
+    dout, weight = halves(rng, (tokens, depth)), halves(rng, (depth, columns))
+    dinp, parts = np.full((tokens, columns), np.nan, np.float32), np.empty(0, np.float32)
+    given = weight.view(BF16)
+    PRODUCTS.backward_input(dinp, False, dout.view(np.float32), given, room(PRODUCTS.input_floats), parts, queue())
+    assert same(dinp, reference(dout.view(np.float32), columns_as_words(weight), dinp, depth // 2, False))
+
+
+@wide
+@pytest.mark.parametrize(("tokens", "outputs", "first", "rows"), [(9, 50, 3, 47), (64, 48, 0, 48), (33, 20, 16, 4)])
+def test_columns_are_packed_as_rows_of_tiles(tokens, outputs, first, rows):
+    rng = np.random.default_rng(10)
+    dout, depth = halves(rng, (tokens, outputs)), (tokens + 1) // 2
+    apart = -(-depth // 16) * 16
+    block = np.full((64, apart), np.nan, np.float32).reshape(-1)
+    matmul.pack_outputs_by(TILES)(block, dout.view(BF16), 0, depth, first, rows)
+    want = columns_as_words(dout)[:, first : first + rows].T
+    assert block.reshape(-1, apart)[:rows, :depth].tobytes() == np.ascontiguousarray(want).tobytes()

@@ -21,7 +21,15 @@ from cpuopt.kernels.toolkit.targets import TARGETS
 from cpuopt.lab import targets as reader
 
 F32 = np.float32
-WIDTHS = {"haswell": 8, "znver3": 8, "znver4": 16, "sapphirerapids": 16, "neoverse-v2": 4, "apple-m1": 4}
+WIDTHS = {
+    "haswell": 8,
+    "znver3": 8,
+    "znver4": 16,
+    "sapphirerapids": 16,
+    "graniterapids": 16,
+    "neoverse-v2": 4,
+    "apple-m1": 4,
+}
 
 
 FOREIGN = ("haswell", "znver4", "neoverse-v2")

@@ -8,7 +8,8 @@ of 32 neighbours along k to a sum c in an order of its own, which is the order `
     c = c + (e + o)
 
 each rounded to nearest even, with subnormal numbers taken and given as zero. The last tile of a row may have fewer
-words. So a sum may be cut into blocks of whole tiles, and has the same bits. `model` computes it on any machine.
+words. So this module may cut a sum into blocks of whole tiles, and it has the same bits. `model` computes it on any
+machine.
 
 Tiles are numbered by hand: 0 to 3 are sums, 4 and 5 rows of a, 6 and 7 columns of b. So LLVM has none to spill. Their
 shapes are set for many products at once, since that takes as long as three products of tiles.
