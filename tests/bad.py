@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from cpuopt import kernels, ops
 from cpuopt.check.scalars import START  # noqa: F401  (which the table names, as N)
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
+from cpuopt.kernels.toolkit.queue import for_each_thread
 from cpuopt.ops.declaration import N, Op  # noqa: F401
 
 assert kernels.VARIANTS  # importing them registers them
@@ -102,6 +103,7 @@ def one_thread() -> None:
     numba.set_num_threads(1)
 
 
+PER_THREAD = for_each_thread(1)
 EXPECTED, WRONG = "expected", r"is wrong .* out\["
 RELIES = "when other numbers are in its outputs and scratch before the call: it relies on them"
 REMEMBERS = "once other numbers were put into the same arrays, and what it wrote was left"
@@ -166,6 +168,11 @@ check="expected .*2 threads", same_bits=False
         ...
         SEEN[len(SEEN)] = 1
         if numba.get_num_threads() > 1 and len(SEEN) % 2: out[len(out) // 2 :] = inp1[len(out) // 2 :]
+
+# has other bits where it is planned for more threads than run
+check=r"^'out' has other bits with scratch for 1 thread instead of 4", scratch={"work": PER_THREAD}
+    adds_one_sum_for_each_thread_of_its_scratch sumsq:
+        out[0] = sum(np.cumsum(np.square(part))[-1] for part in np.array_split(inp, len(work)))
 
 # reads or writes outside its arrays
 check=AROUND

@@ -4,7 +4,8 @@
 outside its arrays, or leaves numba with another number of threads.
 
 The same arguments are given several times: with poison and with what `Filling` has in outputs and scratch; with NaN,
-1e30 and -1e30 around the arrays; on each number of threads; before and after other numbers were in the same arrays.
+1e30 and -1e30 around the arrays; on each number of threads, with scratch for as many and for all; before and after
+other numbers were in the same arrays.
 All of these must give the same bits, so a kernel fails if it keeps state, reads outside its arrays, or
 varies from call to call. One that does not promise identical bits is compared with the reference each time.
 """
@@ -26,6 +27,7 @@ from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op, Spec, sparing
 from ..ops.storage import is_float
+from ..wording import count
 from .cases import (
     FEW,
     NOT_FINITE,
@@ -140,7 +142,8 @@ def _checked(kernel: Kernel, case: Case, threads: Sequence[int], seed: int, real
             else:
                 tried, rng = asked(op, case, seed)
                 given, flags = tried[0][0], modes(op) if case.adds is None else [case.adds]
-                result = worst([Calls(kernel, tried, on, scratch, rng).run(counts) for on in flags])
+                cuts = {n: prepare(kernel, case.sizes, n) for n in counts} | {most: scratch}
+                result = worst([Calls(kernel, tried, on, cuts, rng).run(counts) for on in flags])
             asks = sum(n for (n,), _ in scratch.values())
             result = replace(result, scratch=asks / max(1, elements(op, case)))
         except BrokenKernelError as e:
@@ -206,10 +209,17 @@ class Calls:
         kernel: Kernel,
         tried: Tried,
         adds: Mapping[str, bool],
-        scratch: Mapping[str, Spec],
+        cuts: Mapping[int, Mapping[str, Spec]],
         rng: np.random.Generator,
     ) -> None:
         self.kernel, self.adds, self.rng, self.filling = kernel, adds, rng, Filling()
+        self.cuts = {n: {name: length for name, ((length,), _) in scratch.items()} for n, scratch in cuts.items()}
+        """The lengths of scratch, by the number of threads that the kernel cuts its work for."""
+        self.most = max(cuts)
+        scratch = {
+            name: ((max(lengths[name] for lengths in self.cuts.values()),), dtype)
+            for name, (_, dtype) in cuts[self.most].items()
+        }
         self.sides = [self.side(*w) for w in tried]
         """Two sides, one for each arguments: the content of the arrays before a call, and the wanted results."""
         contents, wanted = self.sides[0]
@@ -222,9 +232,8 @@ class Calls:
         for name, x in self.poison.items():
             fill(x, SCRATCH if name in scratch else FILL)
         self.memory = Memory(contents | self.poison, [a.name for a in kernel.op.arrays if a.kind == "index"])
-        work = [self.memory.arrays[name] for name in scratch]
-        self.args = [call_args(kernel.op, self.memory.arrays, given, adds) + work for given, _ in tried]
-        """The arguments of each side: the same arrays with other numbers."""
+        self.args = [call_args(kernel.op, self.memory.arrays, given, adds) for given, _ in tried]
+        """The arguments of each side, scratch aside: the same arrays with other numbers."""
 
     def side(self, given: Arguments, wanted: Wanted) -> tuple[dict[str, Array], Wanted]:
         """Fill gradients that are added to with numbers as large as the terms."""
@@ -299,7 +308,7 @@ class Calls:
         return made
 
     def compared(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> list[Result]:
-        """Call with the first call's arguments in other circumstances."""
+        """Call with the first call's arguments in other circumstances, with scratch for n threads."""
 
         def why() -> str:
             """Change one circumstance after the other."""
@@ -309,15 +318,19 @@ class Calls:
                 return f"in a second call on {n} threads"
             if n != self.one and self.differs(first, n, self.poison, OUTSIDE):
                 return f"with {n} threads instead of {self.one}"
-            if self.differs(first, n, self.poison, around):
+            if self.differs(first, n, self.poison, OUTSIDE, cut=n):
+                return f"with scratch for {count(n, 'thread')} instead of {self.most}"
+            if self.differs(first, n, self.poison, around, cut=n):
                 return "when other numbers lie around its arrays: it reads outside them"
             return f"when other numbers are in its outputs and scratch before the call: it relies on them{self.filling}"
 
-        return self.require_same(first, self.call(n, before, around), n, why)
+        return self.require_same(first, self.call(n, before, around, cut=n), n, why)
 
-    def differs(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> bool:
+    def differs(
+        self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int, cut: int | None = None
+    ) -> bool:
         """Return whether a call gives other bits than the first."""
-        got = self.call(n, before, around)
+        got = self.call(n, before, around, cut=cut)
         return any(not np.array_equal(bits(x), bits(first[name])) for name, x in got.items())
 
     def require_same(
@@ -335,7 +348,12 @@ class Calls:
         return []
 
     def call(
-        self, n: int, before: Mapping[str, Array] | None = None, around: int = OUTSIDE, other: int = 0
+        self,
+        n: int,
+        before: Mapping[str, Array] | None = None,
+        around: int = OUTSIDE,
+        other: int = 0,
+        cut: int | None = None,
     ) -> dict[str, Array]:
         """Call once, and return the arrays that were written.
 
@@ -343,11 +361,13 @@ class Calls:
         ----------
         before : the content of outputs and scratch before the call; poison by default.
         other : 1 for the other arguments.
+        cut : the number of threads that scratch has the size for; None: all.
         """
         contents, memory = self.sides[other][0], self.memory
         memory.surround(around)
         memory.put(contents | dict(self.poison if before is None else before))
-        called(self.kernel, self.args[other], n, flags(self.adds))
+        work = [memory.arrays[name][:length] for name, length in self.cuts[cut or self.most].items()]
+        called(self.kernel, self.args[other] + work, n, flags(self.adds))
         memory.require_whole()
         memory.require_same({name: x for name, x in contents.items() if name not in self.written})
         return {name: memory.arrays[name].copy() for name in self.written}

@@ -375,11 +375,17 @@ SCRATCH = 1 << 17
 """Elements of scratch that a kernel may have for each thread, whatever its arrays."""
 
 
-def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """Compile a kernel, and return the scratch that it asks for, by name."""
+def prepare(kernel: Kernel, sizes: Mapping[str, int], cut: int | None = None) -> dict[str, Spec]:
+    """Compile a kernel, and return the scratch that it asks for, by name.
+
+    Parameters
+    ----------
+    cut : the number of threads that the kernel cuts its work for; None: all that numba was started with.
+    """
     try:
         kernel.compile()
-        found = kernel.work(sizes)
+        with numba_threads.planned_for(cut or numba_threads.most_threads()):
+            found = kernel.work(sizes)
     except (KeyboardInterrupt, BrokenKernelError):
         raise
     except UserError as e:
