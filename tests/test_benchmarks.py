@@ -61,3 +61,21 @@ def test_a_record_of_precision_gives_medians_and_gains(script):
     other = "1,640 | 52.0 | 1.92 [1.80, 2.00]"
     assert line == f"| gpt2-124M 4x64 | 1,500 | 100.0 | {' | '.join([other] * 3)} |"
     assert "Zen 4; 8 rounds, 2 threads; 2026-11-24." in caption
+
+
+@pytest.mark.parametrize("script", ["projection"], indirect=True)
+def test_a_projection_says_how_far_off_it_was_and_why(script):
+    """Two threads take 10 % longer than one foretells, and 16 lose 5 ms more by imbalance than that each doubling."""
+    counts, none = (2, 4, 16), {"serial": 0.0, "start": 0.0, "imbalance": 0.0, "shared": 0.0}
+    perfect = {str(n): 160 / n for n in counts}
+    lost = {str(n): {**none, "shared": perfect[str(n)] * 0.1 * i} for i, n in zip((1, 2, 4), counts, strict=True)}
+    lost["16"]["imbalance"] = 5.0
+    ms = {"1": 160.0, **{n: x + sum(lost[n].values()) for n, x in perfect.items()}}
+    starts = {str(n): {**none, "start": -0.02 / n} for n in counts}  # which take one thread alone a hundredth of 2 ms
+    step = {"ms": ms, "lost_ms": lost, "predicted_ms": perfect, "predicted_lost_ms": starts}
+    record = {"threads": [1, *counts], "step": step, "start_us": dict.fromkeys(("1", "2", "4", "16"), 0.0)}
+    found = script.lacking(record, 2)
+    assert found[4]["shared"] == pytest.approx(0, abs=1e-9)
+    assert found[16]["imbalance"] == pytest.approx(5)
+    *_, last = script.table(record, 2)
+    assert last.startswith("| 16 | 19.0 | 14.0 | -26 % |")

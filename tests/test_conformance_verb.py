@@ -81,6 +81,7 @@ def test_every_kernel_has_the_same_bits_on_many_threads(capsys):
     assert status == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow  # sixteen threads in a process of their own
 def test_bits_that_differ_on_more_than_five_threads_are_found(capsys):
     flags = ["--quick", "--seed", "1", "--threads", "1,5,16"]
     assert cli.main(["check", "--kernels", write(("few", "residual_forward")), *flags]) == 1

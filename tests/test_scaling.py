@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from heapq import heapify, heapreplace
 from math import isclose
 from types import SimpleNamespace
@@ -14,15 +15,17 @@ import numpy as np
 import pytest
 from numba import prange
 
+from cpuopt import cli
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.queue import deal, take
 from cpuopt.kernels.toolkit.regions import Region
 from cpuopt.kernels.toolkit.simd import LINE
-from cpuopt.lab.scale import Stopwatch, usual_counts
-from cpuopt.measure.scaling import MEANING, REASONS, CallTimes, Starts, Timed, losses, predict, row, start_of
+from cpuopt.lab.scale import InTurn, Stopwatch, in_turn, usual_counts
+from cpuopt.measure.scaling import MEANING, REASONS, CallTimes, Model, Starts, Timed, losses, predict, row, start_of
 from cpuopt.report import rendered
 from cpuopt.report import scale as report
+from cpuopt.train.job import Settings, build_only
 
 STARTS = {1: 1_000, 2: 3_000}
 """ns in which threads start and end."""
@@ -108,7 +111,38 @@ def test_memory_bounds_a_prediction_whatever_the_threads():
     assert bound.wall == 2_000_000
     assert losses(one, bound, 16)["shared"] == pytest.approx(1_500_000)
     calls = [CallTimes("op", "layer", {1: one}, {1: one, 16: one}, nbytes=160_000_000)]
-    assert row("op", calls, lambda n: 0.0, {16: 80.0}).predicted_ms == {16: 2.0}
+    assert row("op", calls, Model(Starts({1: 0.0}), {16: 80.0})).predicted_ms == {16: 2.0}
+
+
+def test_caches_and_nodes_let_a_call_move_more_bytes():
+    one = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
+    model = Model(Starts({1: 0.0}), {16: 80.0}, caches=4, nodes=2)
+
+    def ms(held, updates, model=model):
+        calls = [CallTimes("op", "layer", {1: one}, {1: one, 16: one}, 160_000_000, held, updates)]
+        return row("op", calls, model).predicted_ms[16]
+
+    assert ms(held=False, updates=True) == 2.0  # 160 MB at 80 GB/s
+    assert ms(held=False, updates=False) == 4.0  # from one of two nodes
+    assert ms(held=True, updates=True) == 1.5  # three of four parts from other caches
+    assert ms(held=True, updates=False, model=Model(Starts({1: 0.0}), {16: 80.0})) == 0.5  # the work alone
+    assumed = " ".join(model.assumptions(16, here=False))
+    for text in "spread over 4 caches", "2 nodes", "delivers 40 GB/s", "never checked on a real machine":
+        assert text in assumed
+    assert "caches:" not in " ".join(Model(Starts({1: 0.0}), {16: 80.0}).assumptions(16, here=True))
+
+
+def test_what_is_missed_of_the_threads_that_ran_recurs_with_each_doubling():
+    one = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
+    two = Timed(5e6, [Region(5_000_000, 5_000_000, 10_000_000, 64, 32, False)])
+    call = CallTimes("op", "layer", {1: one, 2: two}, {1: one, 2: one, 16: one})
+    model = Model(Starts({1: 0.0, 2: 0.0}), {2: 80.0, 16: 80.0}).fitted([call])
+    assert model.missed == 1.25
+    assert model.predict(call, 2).wall == 4e6  # as one thread says: it is what the measured time is compared with
+    assert model.predict(call, 16).wall == 2 * 5e5
+    assert Model(Starts({1: 0.0}), {16: 80.0}).fitted([call]).missed == 1.0
+    faster = replace(call, measured={1: one, 2: Timed(3e6)})  # as caches of more cores let it be, but not each doubling
+    assert Model(Starts({1: 0.0, 2: 0.0}), {2: 80.0}).fitted([faster]).missed == 1.0
 
 
 def test_starts_grow_with_each_doubling_beyond_those_measured():
@@ -123,13 +157,20 @@ def test_starts_grow_with_each_doubling_beyond_those_measured():
 def test_rows_sum_calls():
     one, two = (call(10_000, [([20_000] * 8, True)], n) for n in (1, 2))
     calls = [CallTimes("op", layer, {1: one, 2: two}, {1: one, 2: one}) for layer in "ab"]
-    r = row("op", calls, Starts(STARTS), {2: 1.0})
+    r = row("op", calls, Model(Starts(STARTS), {2: 1.0}))
     assert r.calls == 2
     assert r.ms == {1: pytest.approx(0.342), 2: pytest.approx(0.186)}
     assert r.efficiency[2] == pytest.approx(342 / 2 / 186)
     assert r.ms[2] - r.ms[1] / 2 == pytest.approx(sum(r.lost_ms[2].values()))
     assert r.predicted_ms == {2: r.ms[2]}
     assert r.chunks == {1: 8, 2: 8}
+
+
+def test_arrays_that_ops_write_in_turn_are_those_of_a_tied_embedding():
+    found = in_turn(build_only(Settings(model="gpt2-tiny", B=2, T=16)).program)
+    assert found[0].arrays == ["wte.weight", "wte.weight.m", "wte.weight.v"]
+    assert found[0].ops == ["classifier_update", "embedding_update"]
+    assert [one.nbytes for one in found] == sorted((one.nbytes for one in found), reverse=True)
 
 
 def test_numbers_of_threads_are_powers_of_two_and_all():
@@ -183,7 +224,8 @@ def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scale")
     small = '{"model": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 256, "block_size": 64}'
     words = ["scale", "--model", small, "-B", "2", "-T", "64", "--steps", "3", "--threads", "1,2"]
-    words += ["--project", "16,64", "--bandwidth", "80", "--json", "--html", str(folder / "page.html")]
+    words += ["--project", "16,64", "--bandwidth", "80", "--caches", "8", "--nodes", "2", "--json"]
+    words += ["--html", str(folder / "page.html")]
     command = [sys.executable, "-m", "cpuopt", *words, "--runs", str(folder)]
     environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -205,7 +247,10 @@ def test_the_verb_measures_and_predicts(said):
             assert sum(lost.values()) == pytest.approx(ms - r["ms"]["1"] / n)
     assert found["step"]["ms"]["2"] == pytest.approx(sum(r["ms"]["2"] for r in found["ops"]))
     assert found["gbs"]["64"] == 80
-    assert any("80 GB/s" in a for a in found["assumptions"])
+    for words in "80 GB/s", "8 caches", "2 nodes", "never checked on a real machine":
+        assert any(words in a for a in found["assumptions"])
+    assert (found["caches"], found["nodes"]) == (8, 2)
+    assert found["pool_bytes"] > 0
     for name in "perfect", "measured", "predicted", *REASONS:
         assert name in page
     assert all(what in html.unescape(page) for what in MEANING.values())
@@ -222,6 +267,25 @@ def test_the_table_explains_its_losses_and_shows_no_minus_zero():
     assert "-2.000" in text
     for reason, what in MEANING.items():
         assert f"{reason}: {what}" in " ".join(text.split())
+
+
+def test_ops_with_fewer_chunks_than_threads_and_arrays_of_several_caches_are_named():
+    few, enough = (
+        SimpleNamespace(name=name, chunks={16: chunks}, predicted_lost_ms={16: {"imbalance": 1.5}})
+        for name, chunks in (("attention_forward", 12), ("gelu_forward", 16))
+    )
+    turns = [InTurn(["wte", "m"], ["a", "b"], 463 << 20), InTurn(["loss"], ["c", "d"], 4)]
+    s = SimpleNamespace(projected=[4, 16], ops=[few, enough], in_turn=turns, pool_bytes=10**9, caches=2)
+    assert report.idle(s) == "fewer chunks than 16 threads: attention_forward 12 (1.5 ms lost)"
+    assert "wte, m (0.49 GB) by a, b; the pool (1.00 GB)" in report.shared(s)
+    s.ops, s.caches = [enough], 1
+    assert report.idle(s) == report.shared(s) == ""
+
+
+@pytest.mark.parametrize("flags", ["--caches 2", "--nodes 0 --project 4", "--caches 5 --project 4"])
+def test_caches_and_nodes_are_those_of_a_prediction(flags, capsys):
+    assert cli.main(["scale", *flags.split()]) == 2
+    assert "expected 1 or more, up to the largest number of threads in --project" in capsys.readouterr().err
 
 
 def test_kernels_are_cut_for_the_predicted_threads(said):

@@ -23,7 +23,7 @@ from cpuopt.judge.session import Ruling
 from cpuopt.lab import rounds
 from cpuopt.lab.asm import Loop
 from cpuopt.lab.inspect import Inspection, Remark
-from cpuopt.lab.scale import Scaling
+from cpuopt.lab.scale import InTurn, Scaling
 from cpuopt.measure import scaling
 from cpuopt.measure.profile import UNACCOUNTED, Profile
 from cpuopt.measure.scaling import REASONS
@@ -190,15 +190,16 @@ def scaled():
 
     def row(name):
         ms, share = dict.fromkeys([*threads, *projected], 12345.678), dict.fromkeys([*threads, *projected], 1.0)
-        lost, chunks = dict.fromkeys(ms, dict.fromkeys(REASONS, 12345.678)), dict.fromkeys(ms, 16384)
+        lost, chunks = dict.fromkeys(ms, dict.fromkeys(REASONS, 12345.678)), dict.fromkeys(ms, 512)
         found = {"ms": {n: ms[n] for n in threads}, "efficiency": share, "lost_ms": lost, "chunks": chunks}
         foretold = {"predicted_ms": ms, "predicted_efficiency": share, "predicted_lost_ms": lost}
         return scaling.Row(name=name, calls=1234, **found, **foretold)
 
     labels, assumed = sorted({op.label for op in ops.ALL.values()}), ["memory gives 123 GB/s to any number of threads"]
     rows = [row(label) for label in labels], [row(layer) for layer in LAYERS]
+    turns = [InTurn(["embed_tokens.weight"] * 3, ["classifier_update", "embedding_update"], 1 << 30)]
     bandwidth = dict.fromkeys(threads, 12.3)
-    told = (threads, projected, row("step"), *rows, bandwidth, bandwidth, assumed, [])
+    told = (threads, projected, row("step"), *rows, bandwidth, bandwidth, 16, 4, assumed, turns, 10**9, [])
     return scale.tables(Scaling("llama3.2-1B", 64, 1024, "optimized", 200, *told), detail=True)
 
 

@@ -1,12 +1,14 @@
 """``cpuopt scale``: show how a training step scales with threads, and why ops lose; predict more threads.
 
 The step runs on 1, 2, 4, ... threads in turns. For each op the table has its efficiency, and what it loses to work on
-one thread, imbalance, bandwidth and the start of threads. A prediction for threads that are not there is marked as one.
+one thread, imbalance, bandwidth and the start of threads. A prediction for threads that are not there is marked as one,
+and lists what it assumes, and what of it was ever checked on a machine of many cores.
 
 Examples::
 
     cpuopt scale
     cpuopt scale --model gpt2-tiny --project 16,32,64 --html scale.html
+    cpuopt scale --project 64,128 --caches 8 --nodes 2 --bandwidth 400
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--bandwidth", type=float, metavar="GB/S", help="Predict for this memory bandwidth. Default: as measured here."
     )
+    p.add_argument("--caches", type=int, default=1, metavar="N", help="Predict for N last-level caches. Default: 1.")
+    p.add_argument("--nodes", type=int, default=1, metavar="N", help="Predict for N memory nodes. Default: 1.")
     shared(p, "--detail", help="Print a second table, by layer.")
     shared(p, "--runs", "--json", "--html")
 
@@ -44,6 +48,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--steps {args.steps}: expected {LEAST} or more, since a typical step is chosen among them")
     if args.bandwidth is not None and not 0 < args.bandwidth < 1e5:
         raise UserError(f"--bandwidth {args.bandwidth:g}: expected GB/s, as in 80")
+    for flag, n in ("--caches", args.caches), ("--nodes", args.nodes):
+        if not 1 <= n <= max(projected, default=1):
+            raise UserError(f"{flag} {n}: expected 1 or more, up to the largest number of threads in --project")
     start_numba(max(counts) if counts else None)
     from ..files.reading import to_json
     from ..kernels.toolkit import regions
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     with console.counting("steps", sides * (args.steps + scale.WARMUP)) as tick:
         watch = scale.measure(job, counts, projected, tick=tick)
     doubts = list(others.warnings())
-    found = scale.scaling(job, watch, counts, projected, roofs, args.bandwidth, doubts, rates.raised)
+    target = args.bandwidth, args.caches, args.nodes
+    found = scale.scaling(job, watch, counts, projected, roofs, *target, doubts, rates.raised)
     show(args, found, lambda: report.tables(found, detail=args.detail))
     common.keep(args.runs, "scale", found.model, to_json(found))
     if args.html:

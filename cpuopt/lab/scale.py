@@ -19,11 +19,12 @@ from ..kernels.toolkit.simd import LINE
 from ..measure.quartile import lower_quartile
 from ..measure.rates import monotone
 from ..measure.roofline import Raise, Roofs, TimedCall
-from ..measure.scaling import CallTimes, Row, Starts, Timed, row, start_of
+from ..measure.scaling import CallTimes, Model, Row, Starts, Timed, row, start_of
 from ..ops import DECLARED
 
 if TYPE_CHECKING:
     from ..building import Bound
+    from ..program.program import Program, Value
     from ..train.job import Job
 
 BETWEEN = "(between calls)"
@@ -35,6 +36,29 @@ Side = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class InTurn:
+    """Arrays that calls of several ops write in a step: a cache takes their lines from another, unless shares agree."""
+
+    arrays: list[str]
+    ops: list[str]
+    nbytes: int
+
+
+def in_turn(program: Program) -> list[InTurn]:
+    """List the arrays that calls of several ops write, the largest first."""
+    writers: dict[Value, dict[str, None]] = {}
+    for call in program.calls:
+        for v in call.writes:
+            writers.setdefault(v, {})[call.op.name] = None
+    found: dict[tuple[str, ...], list[Value]] = {}
+    for v, ops in writers.items():
+        if len(ops) > 1:
+            found.setdefault(tuple(ops), []).append(v)
+    made = [InTurn([v.name for v in values], [*ops], sum(v.nbytes for v in values)) for ops, values in found.items()]
+    return sorted(made, key=lambda one: -one.nbytes)
+
+
+@dataclass(frozen=True)
 class Scaling:
     """The scaling of a step.
 
@@ -43,7 +67,10 @@ class Scaling:
     threads, projected : the numbers of threads that ran, and those that are predicted.
     gbs : the bandwidth of memory by number of threads that predictions take.
     start_us : the time in which threads start and end, measured and predicted.
+    caches, nodes : the last-level caches and the memory nodes that predictions are for.
     assumptions : those of the predictions.
+    in_turn : the arrays that calls of several ops write.
+    pool_bytes : the bytes that hold one value after the other.
     """
 
     model: str
@@ -58,7 +85,11 @@ class Scaling:
     layers: list[Row]
     start_us: dict[int, float]
     gbs: dict[int, float]
+    caches: int
+    nodes: int
     assumptions: list[str]
+    in_turn: list[InTurn]
+    pool_bytes: int
     doubts: list[str]
 
 
@@ -108,29 +139,30 @@ class Stopwatch:
         between = self.clock() - start - self._own - sum(t.wall for _, t in self._calls)
         self.found.setdefault(side, []).append((between, self._calls))
 
-    def calls(self, beyond: Callable[[Bound], float]) -> list[CallTimes]:
+    def calls(self, holds: Callable[[float], bool]) -> list[CallTimes]:
         """Return the lower quartile of each call of a step, and of what is between them.
 
         Parameters
         ----------
-        beyond : returns the bytes of a call that caches do not hold.
+        holds : returns whether caches hold so many bytes.
         """
         every = {side: found[WARMUP:] for side, found in self.found.items()}
         found = []
         for i, (bound, _) in enumerate(every[1, 1][0][1]):
             times = {side: _quartile(calls[i][1] for _, calls in steps) for side, steps in every.items()}
-            found.append(_call(bound.call.op.name, bound.call.layer, times, beyond(bound)))
+            c, updates = bound.call, any(a.kind == "state" for a in bound.call.op.args)
+            found.append(CallTimes(c.op.name, c.layer, *_sides(times), c.bytes, holds(c.bytes), updates))
         times = {side: _quartile(Timed(between) for between, _ in steps) for side, steps in every.items()}
-        return [*found, _call(BETWEEN, BETWEEN, times, 0.0)]
+        return [*found, CallTimes(BETWEEN, BETWEEN, *_sides(times))]
 
 
 def _quartile(rounds: Iterable[Timed]) -> Timed:
     return lower_quartile(rounds, lambda t: t.wall)
 
 
-def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> CallTimes:
-    measured = {n: t for (cut, n), t in times.items() if cut == n}
-    return CallTimes(op, layer, measured, {cut: t for (cut, n), t in times.items() if n == 1}, nbytes)
+def _sides(times: Mapping[Side, Timed]) -> tuple[dict[int, Timed], dict[int, Timed]]:
+    """Return the times of calls cut for the threads that ran, and those of one thread."""
+    return {n: t for (cut, n), t in times.items() if cut == n}, {cut: t for (cut, n), t in times.items() if n == 1}
 
 
 def queue(bound: Bound) -> Any:
@@ -190,6 +222,8 @@ def scaling(
     projected: Sequence[int],
     roofs: Mapping[int, Roofs],
     bandwidth: float | None = None,
+    caches: int = 1,
+    nodes: int = 1,
     doubts: Sequence[str] = (),
     raise_roofs: Raise = lambda roofs, calls: (roofs, []),
 ) -> Scaling:
@@ -200,16 +234,18 @@ def scaling(
     roofs : the machine's, for each number of threads that ran.
     raise_roofs : raises roofs that some of the calls have passed, as `rates.raised` does.
     bandwidth : of memory in GB/s, for predictions beyond the threads that ran; None: that of all threads here.
+    caches, nodes : the last-level caches and the memory nodes that predictions are for.
     """
     most = roofs[max(counts)]
     last = next(v.name for v in most.levels if v.nbytes is None)
 
-    def beyond(bound: Bound) -> float:
-        return bound.call.bytes if most.level(bound.call.bytes) == last else 0.0
+    def holds(nbytes: float) -> bool:
+        return most.level(nbytes) != last
 
-    calls, known, doubts = watch.calls(beyond), dict[int, Roofs](), list(doubts)
+    calls, known, doubts = watch.calls(holds), dict[int, Roofs](), list(doubts)
     for n in sorted(counts):
-        moved = [TimedCall(c.op, c.measured[n].wall, 0.0, c.nbytes) for c in calls if c.nbytes and c.op in DECLARED]
+        out = [c for c in calls if not c.held and c.op in DECLARED]
+        moved = [TimedCall(c.op, c.measured[n].wall, 0.0, c.nbytes) for c in out]
         known[n], said = raise_roofs(roofs[n], moved)
         doubts += said
     known = monotone(known)
@@ -217,6 +253,7 @@ def scaling(
     starts = Starts(measured)
     there = known[max(counts)].bandwidth(last)
     gbs = {n: known[n].bandwidth(last) for n in counts if n > 1} | dict.fromkeys(projected, bandwidth or there)
+    model = Model(starts, gbs, caches, nodes).fitted(calls)
     s = job.settings
     return Scaling(
         model=job.name,
@@ -226,30 +263,22 @@ def scaling(
         steps=s.steps,
         threads=list(counts),
         projected=list(projected),
-        step=row("step", calls, starts, gbs),
-        ops=_rows(calls, lambda c: c.op, starts, gbs),
-        layers=_rows(calls, lambda c: c.layer, starts, gbs),
+        step=row("step", calls, model),
+        ops=_rows(calls, lambda c: c.op, model),
+        layers=_rows(calls, lambda c: c.layer, model),
         start_us={n: starts(n) / 1e3 for n in sorted({*counts, *projected})},
         gbs=gbs,
-        assumptions=_assumptions(gbs[projected[0]], bandwidth is None, starts, projected) if projected else [],
+        caches=caches,
+        nodes=nodes,
+        assumptions=model.assumptions(projected[-1], bandwidth is None) if projected else [],
+        in_turn=in_turn(job.engine.program),
+        pool_bytes=job.engine.plan.pool_bytes,
         doubts=doubts,
     )
 
 
-def _rows(
-    calls: Sequence[CallTimes], name: Callable[[CallTimes], str], starts: Starts, gbs: Mapping[int, float]
-) -> list[Row]:
+def _rows(calls: Sequence[CallTimes], name: Callable[[CallTimes], str], model: Model) -> list[Row]:
     groups: dict[str, list[CallTimes]] = {}
     for c in calls:
         groups.setdefault(name(c), []).append(c)
-    return [row(of, group, starts, gbs) for of, group in groups.items()]
-
-
-def _assumptions(gbs: float, here: bool, starts: Starts, projected: Sequence[int]) -> list[str]:
-    return [
-        "each thread has a core like those of this machine, at the same clock and with the same private caches",
-        f"memory delivers {gbs:.0f} GB/s{', as all cores get here' if here else ''}",
-        f"{projected[-1]} threads start and end a region in {starts(projected[-1]) / 1e3:.1f} µs; "
-        "each doubling costs what those measured here cost",
-        "chunks of a region take equally long, and none waits for another",
-    ]
+    return [row(of, group, model) for of, group in groups.items()]

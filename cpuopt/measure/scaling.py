@@ -10,16 +10,14 @@ imbalance the slowest thread's time beyond the mean of all threads
 shared    the same work takes threads together longer than one alone: they share memory, caches and the clock
 ========= =======================================================================================================
 
-A prediction takes the times of one thread that runs the kernels cut for n. Chunks of a region count as equal, so the
-slowest of n threads does ``ceil(chunks / n)`` of them; a start costs what was measured, and as much more for each
-doubling of the threads as the first measured doublings cost; and a call that works in memory takes no less than its
-bytes at the bandwidth. It knows neither that caches grow with cores nor that clocks fall.
+A prediction takes the times of one thread that runs the kernels cut for n, and a `Model` of the machine, which lists
+what it assumes, and what of it was compared with a machine of many cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log2
 from typing import NamedTuple
 
@@ -78,17 +76,18 @@ def rounds_of(chunks: int, n: int) -> int:
     return -(-chunks // n)
 
 
-def predict(cut: Timed, n: int, start_ns: float, least_ns: float = 0.0) -> Timed:
+def predict(cut: Timed, n: int, start_ns: float, least_ns: float = 0.0, stretch: float = 1.0) -> Timed:
     """Predict a call on n threads from one thread that ran it, cut for n.
 
     Parameters
     ----------
     start_ns : the time in which n threads start and end.
     least_ns : the time of the call's bytes at the bandwidth of n threads.
+    stretch : how many times as long the same work takes threads together.
     """
     work = [(r, r.slowest * rounds_of(r.chunks, n) / max(r.chunks, 1)) for r in cut.regions]
     slowest = sum(ns for _, ns in work)
-    slower = max(1.0, least_ns / slowest) if slowest else 1.0
+    slower = max(stretch, least_ns / slowest) if slowest else 1.0
     found = [
         Region(round(ns * slower + start_ns), round(ns * slower), round(r.work * slower), *r[3:]) for r, ns in work
     ]
@@ -151,7 +150,9 @@ class CallTimes:
     ----------
     measured : by number of threads, which ran the kernel cut for as many.
     cut : by number of threads: one thread that ran the kernel cut for so many.
-    nbytes : the bytes that it has to move through memory; 0 if caches hold them.
+    nbytes : the bytes that it has to move.
+    held : whether caches hold them.
+    updates : whether it updates arrays in place.
     """
 
     op: str
@@ -159,22 +160,92 @@ class CallTimes:
     measured: Mapping[int, Timed]
     cut: Mapping[int, Timed]
     nbytes: float = 0.0
-
-    def predict(self, n: int, starts: Callable[[int], float], gbs: float) -> Timed:
-        """Predict its time on n threads."""
-        return predict(self.cut[n], n, starts(n), self.nbytes / gbs)
+    held: bool = False
+    updates: bool = False
 
 
-def row(name: str, calls: Sequence[CallTimes], starts: Callable[[int], float], gbs: Mapping[int, float]) -> Row:
-    """Sum calls.
+XEON = "a Xeon with 16 threads"
+"""The machine of many threads that predictions from two were compared with: docs/results/scaling.md."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A machine that steps are predicted for, as `assumptions` says.
 
     Parameters
     ----------
-    gbs : the bandwidth of memory by each number of threads to predict.
+    starts : of regions.
+    gbs : the bandwidth of all memory, by each number of threads to predict.
+    caches : the last-level caches over which threads are spread.
+    nodes : the memory nodes.
+    missed : how many times as long as predicted without it the work took the most threads that were measured.
     """
+
+    starts: Starts
+    gbs: Mapping[int, float]
+    caches: int = 1
+    nodes: int = 1
+    missed: float = 1.0
+
+    def fitted(self, calls: Sequence[CallTimes]) -> Model:
+        """Return the model with what it misses of the most threads that were measured."""
+        most = max(self.starts.measured)
+        if most == 1 or most not in self.gbs:
+            return self
+        pairs = [(c.measured[most].wall, self.predict(c, most)) for c in calls]
+        work = sum(r.slowest for _, t in pairs for r in t.regions)
+        late = sum(wall - t.wall for wall, t in pairs)
+        return replace(self, missed=max(1.0, 1 + late / work) if work else 1.0)
+
+    def stretch(self, n: int) -> float:
+        """Return how many times as long the same work takes n threads together; 1 for a number that was measured."""
+        most = max(self.starts.measured)
+        known = most == 1 or n in self.starts.measured
+        return 1.0 if known else 1 + (self.missed - 1) * log2(n) / log2(most)
+
+    def predict(self, call: CallTimes, n: int) -> Timed:
+        """Predict a call on n threads; for a number that was measured, with the caches and nodes of this machine."""
+        caches, nodes = (1, 1) if n in self.starts.measured else (self.caches, self.nodes)
+        moved = call.nbytes * (1 - 1 / caches if call.held else 1) * (1 if call.updates else nodes)
+        return predict(call.cut[n], n, self.starts(n), moved / self.gbs[n], self.stretch(n))
+
+    def assumptions(self, n: int, here: bool) -> list[str]:
+        """List what the model assumes for n threads, and what of it was ever checked.
+
+        Parameters
+        ----------
+        here : whether the bandwidth is that of this machine.
+        """
+        most, memory = max(self.starts.measured), f"memory delivers {self.gbs[n]:.0f} GB/s"
+        found = {
+            "each thread has a core like those of this machine, at the same clock and with the same private caches": (
+                f"{XEON}: wrong, two of them share a core"
+            ),
+            "chunks of a region take equally long, and none waits for another": f"{XEON}: wrong, 32 ms of 231",
+            f"{n} threads start and end a region in {self.starts(n) / 1e3:.1f} µs; each doubling costs what those "
+            "measured here cost": f"{XEON}: right, within 4 ms of 231",
+            f"the same work takes {self.stretch(n):.2f} times as long: what {most} threads take beyond the other "
+            "assumptions recurs with each doubling": f"{XEON}: 22 ms of 231 too little",
+            f"{memory}{', as all cores get here' if here else ''}": "",
+        }
+        if self.caches > 1:
+            found[
+                f"threads are spread over {self.caches} caches: of what a call reads and writes, {self.caches - 1} of "
+                f"{self.caches} parts come from another cache, as fast as from memory"
+            ] = ""
+        if self.nodes > 1:
+            found[
+                f"memory has {self.nodes} nodes: what is updated lies in the node of its threads, and all else that a "
+                f"call moves in one node, which delivers {self.gbs[n] / self.nodes:.0f} GB/s"
+            ] = ""
+        return [f"{text} ({known or 'never checked on a real machine'})" for text, known in found.items()]
+
+
+def row(name: str, calls: Sequence[CallTimes], model: Model) -> Row:
+    """Sum calls, measured and predicted for each number of threads that the model has a bandwidth for."""
     counts = sorted(set.intersection(*({*c.measured} for c in calls)))
     measured = {n: [(c.measured[1], c.measured[n]) for c in calls] for n in counts}
-    predicted = {n: [(c.measured[1], c.predict(n, starts, gbs[n])) for c in calls] for n in gbs}
+    predicted = {n: [(c.measured[1], model.predict(c, n)) for c in calls] for n in model.gbs}
     longest = max(calls, key=lambda c: c.measured[1].wall)
     at = {1: longest.measured[1], **longest.cut}
     chunks = {n: max(t.regions, key=lambda r: r.work).chunks for n, t in sorted(at.items()) if t.regions}

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ..lab.scale import Scaling
 from ..measure.scaling import MEANING, REASONS, Row
+from ..program.arena import gb
 from ..wording import count
 from . import style
 
@@ -25,10 +26,13 @@ def tables(s: Scaling, *, detail: bool = False) -> list[RenderableType]:
         parts += ["", Text(words(s))]
     if s.projected:
         parts += ["", Text("Predicted from one thread, not measured:", "bold"), predicted(s)]
+        parts += [Text(line) for line in (idle(s), shared(s)) if line]
         parts += [Text(f"assumed: {a}", "dim") for a in s.assumptions]
     return [*parts, *style.warnings(s.doubts)]
 
 
+LARGE = 1 << 20
+"""The least bytes of arrays that are named as written in turn."""
 TOGETHER = 3
 """The most numbers of threads whose times stand in one table with the losses."""
 
@@ -75,14 +79,33 @@ def predicted(s: Scaling) -> Table:
     return table
 
 
+def idle(s: Scaling) -> str:
+    """List the ops whose longest call has fewer chunks than threads; empty if there are none."""
+    n = s.projected[-1]
+    found = [(r, r.chunks[n]) for r in s.ops if r.chunks.get(n, n) < n]
+    named = [f"{r.name} {chunks} ({r.predicted_lost_ms[n]['imbalance']:,.1f} ms lost)" for r, chunks in found]
+    return f"fewer chunks than {n} threads: {', '.join(named)}" if named else ""
+
+
+def shared(s: Scaling) -> str:
+    """Describe the memory that several caches write in turn; empty for one cache."""
+    large = [one for one in s.in_turn if one.nbytes >= LARGE]
+    found = "; ".join(f"{', '.join(one.arrays)} ({gb(one.nbytes)}) by {', '.join(one.ops)}" for one in large)
+    several = f"written in turn by several ops, and so by several caches: {found or 'no large array'}"
+    return f"{several}; the pool ({gb(s.pool_bytes)}) holds one value after the other" if s.caches > 1 else ""
+
+
 def words(s: Scaling) -> str:
-    """Describe what the most threads lose, and how well one thread foretold it."""
+    """Describe what the most threads lose, and how well one thread predicted it."""
     n = s.threads[-1]
     lost, worst = s.step.lost_ms[n], max(s.ops, key=lambda r: sum(r.lost_ms[n].values()))
     reason = max(REASONS, key=lambda reason: lost[reason])
     foretold, ms = s.step.predicted_ms[n], s.step.ms[n]
+    lacks = {r: lost[r] - s.step.predicted_lost_ms[n][r] for r in REASONS}
+    most = max(REASONS, key=lambda r: abs(lacks[r]))
     return (
         f"{n} threads take {ms:,.1f} ms a step, {100 * s.step.efficiency[n]:.0f} % efficiency. They lose most by "
         f"{reason} ({lost[reason]:,.1f} ms) and in {worst.name} ({sum(worst.lost_ms[n].values()):,.1f} ms). One thread "
-        f"predicts {foretold:,.1f} ms for {n}, {100 * (foretold / ms - 1):+.0f} %."
+        f"predicts {foretold:,.1f} ms for {n}, {100 * (foretold / ms - 1):+.0f} %, off most by {most} "
+        f"({-lacks[most]:+,.1f} ms)."
     )
