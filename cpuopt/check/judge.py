@@ -372,7 +372,7 @@ def operand_scale(
 
 
 SCRATCH = 1 << 17
-"""Elements of scratch that a kernel may have for each thread, whatever its arrays."""
+"""Elements of scratch that a kernel may have for each thread, besides those for its arrays."""
 
 
 def prepare(kernel: Kernel, sizes: Mapping[str, int], cut: int | None = None) -> dict[str, Spec]:
@@ -400,13 +400,13 @@ def require_usual(kernel: Kernel, sizes: Mapping[str, int], scratch: Mapping[str
     """Raise `CompileError` for more scratch, all arrays together, than a kernel can need."""
     known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
     least = max(1 << 22, SCRATCH * numba_threads.most_threads())
-    most = max(least, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
+    most = least + 64 * sum(prod(d(sizes) for d in a.shape) for a in known)
     asked = sum(n for (n,), _ in scratch.values())
     if asked > most:
         where = f"'{next(iter(scratch))}'" if len(scratch) == 1 else f"in {len(scratch)} arrays"
         raise CompileError(
             f"asks for {asked:,} elements of scratch {where}; expected up to {most:,}: 64 for each element of its "
-            f"arrays, or {SCRATCH:,} for each thread"
+            f"arrays, and {SCRATCH:,} for each thread"
         )
 
 

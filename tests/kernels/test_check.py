@@ -25,6 +25,7 @@ from cpuopt.check.cases import (
     case,
     cases,
     normal,
+    other_types,
     quick_cases,
     scalars,
 )
@@ -462,6 +463,7 @@ def test_scratch_for_many_threads_is_usual(monkeypatch):
     monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 512)
     for kernel in KERNELS.values():
         if kernel.variant in ("vanilla", "optimized"):
-            for on in quick_cases(kernel.op, skips=kernel.skips):
+            types = [case(kernel.op, SMALL, types=types) for types in other_types(kernel.op)]
+            for on in quick_cases(kernel.op, skips=kernel.skips) + [on for on in types if kernel.takes_all(on.types)]:
                 typed = kernel.of(on.types)
                 require_usual(typed, on.sizes, typed.work(on.sizes))

@@ -13,11 +13,13 @@ ONE = np.float32(1)
 def silu_forward(out, inp):
     """Element by element; the exponent is never positive, so that neither the value nor its slope overflows.
 
+    A NaN goes through with its sign, which of two NaNs of a product would be that of either.
+
     Parallel: the elements.
     Bound: compute, the exp.
     """
     for i in prange(inp.shape[0]):
-        e = np.exp(-abs(inp[i]))
+        e = np.exp(-inp[i] if inp[i] > 0 else inp[i])
         out[i] = inp[i] * (ONE if inp[i] > 0 else e) / (ONE + e)
 
 
