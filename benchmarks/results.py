@@ -32,6 +32,7 @@ from llmc import record as llmc_record
 from cpuopt import machine
 from cpuopt.lab.peers.plan import PEERS, PLAIN, TUNED
 from cpuopt.measure.comparison import CHECKED_STEPS, geometric_mean
+from cpuopt.measure.scaling import REASONS
 from cpuopt.report.bench import digits, libraries, of_all_limits, of_limit, of_peak, size_of, tunings
 from cpuopt.wording import spread
 
@@ -47,8 +48,10 @@ RUNS = {
     "front": ("--sizes", "4x64", "--peer", "torch-best", "--peer", "torch-eager", "--peer", "torch-amp"),
     "suite": ("--suite", "--peer", "torch-best"),
     "llama": LLAMA,
+    "scale": ("-B", "4", "-T", "64"),
 }
-"""The flags of `cpuopt bench` by the record that they make."""
+"""The flags of `cpuopt bench`, or for the last of `cpuopt scale`, by the record that they make."""
+KINDS = "cpuopt-bench", "cpuopt-scale"
 DTYPES = "float32", "bf16"
 """The classes of PyTorch's modes, by what their products read."""
 MACHINES = re.compile(r"(<!-- machines -->\n).*?(<!-- /machines -->)", re.DOTALL)
@@ -59,7 +62,7 @@ Row = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
 
 
 def records_of(folder: Path) -> dict[str, Record]:
-    """Read the records of `cpuopt bench` in a folder by name, those of `RUNS` first.
+    """Read the records of `cpuopt bench` and `cpuopt scale` in a folder by name, those of `RUNS` first.
 
     Raises
     ------
@@ -70,7 +73,7 @@ def records_of(folder: Path) -> dict[str, Record]:
     for path in sorted(folder.glob("*.json"), key=lambda p: ([*RUNS, p.stem].index(p.stem), p.stem)):
         try:
             record = json.loads(path.read_text())
-            if record.get("kind") == "cpuopt-bench":
+            if record.get("kind") in KINDS:
                 found[path.stem] = record
         except (OSError, ValueError, AttributeError) as e:
             raise SystemExit(f"results: {path}: {type(e).__name__}: {e}; remove it, or measure again") from e
@@ -135,8 +138,26 @@ def notes(results: Sequence[Mapping[str, Any]]) -> str:
     return f"Notes: {'; '.join(texts)}." if texts else ""
 
 
+def threads(record: Record) -> Iterator[str]:
+    """Yield the part of a page on a step by number of threads."""
+    step, tokens = record["step"], record["B"] * record["T"]
+    yield f"## {record['model']} at {record['B']}x{record['T']} by number of threads"
+    lines = [f"| threads | ms | tokens/s | efficiency | {', ms | '.join(REASONS)}, ms |", "| ---: |" + " ---: |" * 7]
+    for n, ms in step["ms"].items():
+        lost = [f"{x:.1f}" for x in step["lost_ms"][n].values()] if n in step["lost_ms"] else [""] * len(REASONS)
+        cells = f"{ms:,.1f} | {1e3 * tokens / ms:,.0f} | {step['efficiency'][n]:.2f} | {' | '.join(lost)}"
+        lines.append(f"| {n} | {cells} |")
+    yield "\n".join(lines)
+    yield "The last columns have what threads lose, by reason ([scaling.md](scaling.md))."
+    yield f"Notes: {'; '.join(record['doubts'])}." if record["doubts"] else ""
+    yield f"`scale.json`: {record['steps']} steps on each number of threads, float32; {record['time'][:10]}."
+
+
 def section(name: str, record: Record) -> Iterator[str]:
     """Yield the part of a page that a record makes."""
+    if record["kind"] == KINDS[1]:
+        yield from threads(record)
+        return
     model, peers = record["model"]["name"], dict.fromkeys(r["peer"] for r in record["results"])
     yield f"## {'The suite' if model == 'suite' else model} beside {', '.join(peers) if len(peers) < 3 else 'PyTorch'}"
     for dtype, rows in classes(record):
@@ -173,13 +194,19 @@ def page(name: str, records: Mapping[str, Record]) -> str:
     sizes = {level: int(size.rstrip("K")) for level, size in newest["caches"].items() if level != "L1i"}
     caches = ", ".join(f"{level} {size:,} KB" for level, size in sizes.items())
     parts = [
-        f"# {NAMES.get(name, name)}",
+        f"# {title(name)}",
         f"{newest['cpu']}, {newest['cores']} cores, {caches}, {newest['memory_bytes'] / 1e9:.0f} GB of memory. "
         f"`python benchmarks/results.py` makes this page from `benchmarks/records/{name}/`. "
         "[The overview](README.md) says what the columns are.",
         *(text for key, record in records.items() for text in section(key, record) if text),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def title(name: str) -> str:
+    """Return the title of a machine: its processor, and its cores if they are more than two."""
+    processor, _, cores = name.partition("-")
+    return NAMES.get(processor, processor) + (f", {cores} cores" if cores else "")
 
 
 def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
@@ -191,9 +218,9 @@ def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
     for name in dict.fromkeys([*NAMES, *machines]):
         records = machines.get(name, {})
         key = next((k for k in ("suite", "torch-eager", "front") if k in records), None)
-        title = f"[{NAMES.get(name, name)}]({name}.md)" if records else NAMES[name]
+        link = f"[{title(name)}]({name}.md)" if records else title(name)
         if not key:
-            lines.append(f"| {title} | {NONE} |{f' {NONE} |' * 6}")
+            lines.append(f"| {link} | {NONE} |{f' {NONE} |' * 6}")
             continue
         found = dict(classes(records[key]))
         what = "the suite" if key == "suite" else f"{records[key]['model']['name']}, {len(found['float32'])} sizes"
@@ -203,7 +230,7 @@ def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
         memory = [geometric_mean([share(r["peak_rss_mb"]) for r in results])["median"] for results in best]
         cells += [", ".join(limits) or NONE, ", ".join(f"{m:.2f}" for m in memory), f"{apart(found['float32']):.0e}"]
         how = "tuned" if is_tuned(records[key]) else "as it comes"
-        lines.append(f"| {title} | {what} | {how} | {' | '.join(cells)} |")
+        lines.append(f"| {link} | {what} | {how} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -273,7 +300,8 @@ def name_of_this_machine() -> str:
     import llvmlite.binding
 
     cpu, target = machine.describe()["cpu"], llvmlite.binding.get_host_cpu_name()
-    return target.replace("znver", "zen") if "znver" in target else "xeon" if "Xeon" in cpu else target
+    processor = target.replace("znver", "zen") if "znver" in target else "xeon" if "Xeon" in cpu else target
+    return processor + (f"-{machine.cores()}" if machine.cores() > 2 else "")
 
 
 def measure(args: argparse.Namespace, run: Callable[..., Any] = subprocess.run) -> None:
@@ -295,9 +323,18 @@ def measure(args: argparse.Namespace, run: Callable[..., Any] = subprocess.run) 
         raise SystemExit(f"results: --llmc {args.llmc}: there is no such program; {__doc__.splitlines()[0]}")
     folder = RECORDS / (args.machine or name_of_this_machine())
     folder.mkdir(parents=True, exist_ok=True)
+    verb = [sys.executable, "-m", "cpuopt"]
+    run([*verb, "machine"], check=False, stdout=subprocess.DEVNULL)  # which says what the machine lacks
     for name in args.only:
         out = folder / f"{name}.json"
-        command = [sys.executable, "-m", "cpuopt", "bench", *RUNS[name], "--rounds", str(args.rounds)]
+        if name == "scale":
+            done = run([*verb, "scale", *RUNS[name], "--json"], check=False, stdout=subprocess.PIPE)
+            if done.returncode:
+                raise SystemExit(f"results: the measurement of {name!r} failed, see above")
+            about = {"kind": KINDS[1], **machine.origin(), "machine": machine.describe()}
+            out.write_text(json.dumps(about | json.loads(done.stdout), indent=1) + "\n")
+            continue
+        command = [*verb, "bench", *RUNS[name], "--rounds", str(args.rounds)]
         done = run([*command, "--peer-python", str(python), "--out", str(out)], check=False, stdout=subprocess.DEVNULL)
         if done.returncode not in (0, 1):  # 1: a peer was refused, and the record has the reason
             raise SystemExit(f"results: the measurement of {name!r} failed, see above; {out} has what was measured")
@@ -312,7 +349,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
     p.add_argument("--measure", action="store_true", help="measure this machine first, for about an hour")
     p.add_argument("--machine", help="name of its folder; the processor's by default")
-    p.add_argument("--only", type=lambda text: text.split(","), default=list(RUNS), help="records: front,suite,llama")
+    p.add_argument(
+        "--only", type=lambda text: text.split(","), default=list(RUNS), help="records: front,suite,llama,scale"
+    )
     p.add_argument("--rounds", type=int, default=8, help="rounds of each comparison (%(default)s)")
     p.add_argument("--peer-python", default=sys.executable, help="a Python that has PyTorch; this one by default")
     p.add_argument("--llmc", type=Path, help="llm.c's compiled train_gpt2, for the record 'front'")
@@ -330,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = 1
         else:
             file.write_text(text)
-    for stray in (page for page in PAGES.glob("*.md") if page.stem in NAMES and page not in made):
+    for stray in (page for page in PAGES.glob("*.md") if page.stem.partition("-")[0] in NAMES and page not in made):
         print(f"{stray} has no records: remove it", file=sys.stderr)
         status = 1
     return status

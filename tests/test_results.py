@@ -193,6 +193,36 @@ def test_a_measurement_writes_the_records_of_this_machine(results, copy, tmp_pat
         results.main(["--measure", *flags])
 
 
+def test_a_record_of_threads_is_a_table_of_a_machine_with_its_cores(results, copy, monkeypatch):
+    none, cores = dict.fromkeys(results.REASONS, 0.0), {"cores": 16, "cpu": "A Xeon", "load_average": [0.0]}
+    step = {
+        "ms": {"1": 1600.0, "16": 200.0},
+        "efficiency": {"1": 1.0, "16": 0.5},
+        "lost_ms": {"16": {**none, "start": 7.5}},
+    }
+    told = {"model": "gpt2-124M", "B": 4, "T": 64, "steps": 5, "step": step, "doubts": ["no OpenMP"]}
+    asked = []
+
+    def run(command, **how):
+        asked.append(command[3:])
+        return subprocess.CompletedProcess(command, 0, json.dumps(told))
+
+    monkeypatch.setattr(
+        results.machine, "describe", lambda: cores | {"caches": {"L2": "2048K"}, "memory_bytes": 10**11}
+    )
+    monkeypatch.setattr(results.machine, "cores", lambda: 16)
+    monkeypatch.setattr(results, "measure", lambda args, whole=results.measure: whole(args, run))
+    assert results.main(["--measure", "--only", "scale"]) == 0
+    assert asked[1:] == [["machine"], ["scale", *results.RUNS["scale"], "--json"]]
+    name = results.name_of_this_machine()
+    page = (copy / "docs" / "results" / f"{name}.md").read_text()
+    assert page.startswith(f"# {results.title(name)}\n")
+    assert results.title(name).endswith(", 16 cores")
+    assert "| 16 | 200.0 | 1,280 | 0.50 | 0.0 | 7.5 | 0.0 | 0.0 |" in page
+    assert "Notes: no OpenMP." in page
+    assert f"| [{results.title(name)}]({name}.md) | not measured |" in (copy / "docs/results/README.md").read_text()
+
+
 PROGRAM = """#!/usr/bin/env python3
 import os, sys, time
 sizes = [os.path.getsize(f) for f in ("gpt2_124M.bin", "dev/data/tinyshakespeare/tiny_shakespeare_train.bin")]

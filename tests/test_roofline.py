@@ -396,6 +396,19 @@ def test_a_slow_threading_layer_is_said_with_what_to_install(monkeypatch):
     assert "apt install libgomp1" in machine.slow_layer()
 
 
+def test_threads_that_share_cores_are_named_though_the_system_hides_it(monkeypatch):
+    monkeypatch.setattr(machine.numba_threads, "threading_layer", lambda: "omp")
+
+    def found(*gflops, doubts=()):
+        return {n: replace(ROOFS, threads=n, gflops=x, doubts=doubts) for n, x in zip((1, 8, 16), gflops, strict=False)}
+
+    (said,) = machine.lacks(found(167, 1128, 1414))
+    assert said.startswith("16 threads reach 1,414 GFLOP/s, 8.5 times one thread's 167")
+    assert machine.lacks(found(167, 1128)) == []  # a lower clock
+    assert machine.lacks(found(167)) == machine.lacks({}) == []
+    assert machine.lacks(found(167, 1128, 1414, doubts=("other processes used 3 cores meanwhile",))) == []
+
+
 @pytest.mark.usefixtures("runs")
 def test_the_verb(capsys):
     assert cli.main(["machine", "--json"]) == 0

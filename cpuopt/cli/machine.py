@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
                 missing = [1, *missing]  # several threads should be faster than one: `rates.poor` compares
             known = machine.store(machine.Measurement(say=say).run(missing))
     start(max(counts))  # so that their layer is known where the roofs were
-    if warning := machine.slow_layer():
+    lacks = machine.lacks(known)
+    for warning in lacks:
         console.warn(warning)
     content = to_json(
         {
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 {"name": s.name, "moved_bytes": s.moved, "tokens": {str(n): s.tokens(known[n]) for n in sorted(known)}}
                 for s in SCHEMES
             ],
+            "lacks": lacks,
             "noise": noise,
             "measured_now": missing,
             "file": str(machine.file()) if machine.stored() == known else None,

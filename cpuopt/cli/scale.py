@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     others = Others()
     with console.counting("steps", sides * (args.steps + scale.WARMUP)) as tick:
         watch = scale.measure(job, counts, projected, tick=tick)
-    doubts = list(others.warnings())
+    doubts = [*others.warnings(), *rates.lacks(roofs)]
     target = args.bandwidth, args.caches, args.nodes
     found = scale.scaling(job, watch, counts, projected, roofs, *target, doubts, rates.raised)
     show(args, found, lambda: report.tables(found, detail=args.detail))

@@ -377,6 +377,28 @@ def _try(function: Callable[[], Any]) -> Any:
         return None
 
 
+SHARED = 0.6
+"""The share of n times one thread's multiply-adds below which n threads are taken to share cores. A clock that falls
+when all cores are busy takes less."""
+
+
+def shared_cores(found: Mapping[int, Roofs]) -> str | None:
+    """Describe threads that seem to share cores, which a hypervisor may hide; None if they do not."""
+    n = max(found, default=1)
+    if n == 1 or 1 not in found or found[n].doubts or found[n].gflops >= SHARED * n * found[1].gflops:
+        return None
+    times = found[n].gflops / found[1].gflops
+    return (
+        f"{n} threads reach {found[n].gflops:,.0f} GFLOP/s, {times:.1f} times one thread's {found[1].gflops:,.0f}: "
+        "they seem to share cores, as two hyperthreads do, whatever the system lists"
+    )
+
+
+def lacks(found: Mapping[int, Roofs]) -> list[str]:
+    """List what keeps this machine's threads from the speed that their number promises."""
+    return [text for text in (slow_layer(), shared_cores(found)) if text]
+
+
 def slow_layer() -> str | None:
     """Describe a slow threading layer and the remedy; None if the layer in use is fast."""
     layer = numba_threads.threading_layer()
