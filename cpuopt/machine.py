@@ -228,13 +228,20 @@ def _fast(processors: set[int]) -> set[int]:
 
 def _physical(processors: set[int]) -> set[int]:
     """Return the first processor of each core; one of which nothing is known is a core."""
-    first = set()
-    for n in processors:
-        there = {n}
-        with suppress(OSError, ValueError):
-            there |= _listed(_read(DEVICES / f"system/cpu/cpu{n}/topology/thread_siblings_list"))
-        first.add(min(there & processors))
-    return first
+    return {min(_siblings(n) & processors) for n in processors}
+
+
+def _siblings(n: int) -> set[int]:
+    """Return the processors of a processor's core."""
+    with suppress(OSError, ValueError):
+        return {n} | _listed(_read(DEVICES / f"system/cpu/cpu{n}/topology/thread_siblings_list"))
+    return {n}
+
+
+def side_by_side(processors: Iterable[int]) -> list[int]:
+    """Sort processors so that those of a memory node, and in it those of a core, follow one another."""
+    node = {n: i for i, listed in enumerate(numa_nodes().values()) for n in _listed(listed)}
+    return sorted(processors, key=lambda n: (node.get(n, 0), min(_siblings(n)), n))
 
 
 def _listed(text: str) -> set[int]:

@@ -11,6 +11,7 @@ import pytest
 
 from cpuopt import machine
 from cpuopt.cli import common
+from cpuopt.comm.places import Here, places
 from cpuopt.errors import UserError
 from cpuopt.kernels.toolkit import threads
 from cpuopt.measure import rates as lab_machine
@@ -100,6 +101,18 @@ def test_cores_are_physical_performance_cores(computer, monkeypatch, files, allo
     computer(V2, files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
     assert machine.cores() == cores
+
+
+@pytest.mark.parametrize("of", [lambda n: n // 4 % 2, lambda n: n % 2], ids=["halves", "in turn"])
+def test_ranks_have_the_cores_of_a_memory_node_and_no_core_twice(computer, monkeypatch, of):
+    """Two nodes of 4 cores with two threads each, whose numbers the system gives in either way."""
+    nodes = {str(i): ",".join(str(n) for n in range(16) if of(n) == i) for i in (0, 1)}
+    computer(V2, SMT | {f"devices/system/node/node{i}/cpulist": cpus for i, cpus in nodes.items()})
+    ranks = places([Here("a", tuple(machine.side_by_side(range(16))))] * 4)
+    assert [{of(n) for n in rank.cores} for rank in ranks] == [{0}, {0}, {1}, {1}]
+    for rank in ranks:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, rank=rank: set(rank.cores))
+        assert machine.cores() == 2  # of two threads each, which are both this rank's
 
 
 def core(implementer, part):

@@ -228,6 +228,13 @@ def test_figures_have_their_units(monkeypatch):
         assert by_kind == pytest.approx({"read": 10, "copy": 10, "triad": 10, "update": 20}, rel=1e-3)
 
 
+def test_a_thread_is_the_first_to_touch_what_it_streams(monkeypatch):
+    touched = []
+    monkeypatch.setattr(kernels, "update", lambda x, sums, n, floats, rounds: touched.append((n, n * floats / len(x))))
+    machine.Measurement(FakeMachine(monkeypatch), samples_s=1e-3).run([1, 2])
+    assert touched == [(2, pytest.approx(1, rel=1e-2))]
+
+
 def test_a_core_that_is_taken_away_does_not_end_the_search_for_rounds(monkeypatch):
     """Starting threads takes 3 µs, so one round a sample would give a thousandth of the rate."""
     fake, looks = FakeMachine(monkeypatch), iter(range(1000))

@@ -119,15 +119,15 @@ def _end_all(e: BaseException, comm: Comm, link: Link) -> NoReturn:
 def _placed(args: Namespace, comm: Comm, promise: Promise) -> RankPlace:
     """Take this rank's part of the host's cores, before anything starts threads."""
     able = hasattr(os, "sched_getaffinity")
-    cores = sorted(os.sched_getaffinity(0)) if able else range(os.cpu_count() or 1)
-    there = comm.everyone([socket.gethostname(), [*cores], machine.quota()])
+    cores = machine.side_by_side(os.sched_getaffinity(0) if able else range(os.cpu_count() or 1))
+    there = comm.everyone([socket.gethostname(), cores, machine.quota()])
     with Agreement(comm):
         if args.ranks not in (None, comm.size):
             raise UserError(f"--ranks {args.ranks}: {promise.launcher} started {comm.size}; leave --ranks out")
         place = places([Here(h, tuple(c), q) for h, c, q in there], args.oversubscribe)[comm.rank]
     if able:
         os.sched_setaffinity(0, place.cores)
-    return place
+    return replace(place, threads=min(place.threads, machine.cores()))
 
 
 def _start(args: Namespace) -> int:

@@ -92,7 +92,9 @@ class Measurement:
         """Measure and return the roofs by number of threads."""
         before = numba_threads.get_threads()
         counts = list(counts)
-        self.x = np.full(self.floats("memory", 1), 0.5, np.float32)
+        self.x, most = np.empty(self.floats("memory", 1), np.float32), numba_threads.set_threads(max(counts))
+        kernels.update(self.x, self.sums, most, self.floats("memory", most), 1)  # first touch: in each thread's node
+        self.x.fill(0.5)
         others = Others()
         try:
             found = {n: self.roofs(n) for n in counts}
