@@ -204,8 +204,9 @@ class FakeMachine:
         self.now = 0.0
         monkeypatch.setattr(kernels, "nothing", lambda sums, n: self.cost(3000))
         fma = lambda x, sums, n, rounds: self.cost(rounds * kernels.CHAINS * 0.25)  # noqa: E731
-        for name in "fma", "pairs":
+        for name in "fma", "bf16":
             monkeypatch.setattr(kernels, name, fma)
+        monkeypatch.setattr(kernels, "BF16_FLOPS", 2 * kernels.FLOPS)
         for name in kernels.STREAMS:
             stream = lambda x, sums, n, floats, rounds: self.cost(rounds * n * floats * 4 * 0.1)  # noqa: E731
             monkeypatch.setitem(kernels.STREAMS, name, (stream, kernels.STREAMS[name][1]))
