@@ -33,6 +33,7 @@ from numba.extending import intrinsic
 
 from ..compile.storage import bfloat16, full, like
 from . import proof, targets
+from .targets import AMX
 
 F32, I32, I64, BIT, POINTER = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(1), ir.PointerType()
 BYTE, I16 = ir.IntType(8), ir.IntType(16)
@@ -89,7 +90,7 @@ def tile(features: Iterable[str]) -> Tile:
     for vectors in range(1, machine.registers):
         rows = (machine.registers - machine.spare - 1) // vectors - 1
         if rows * vectors >= 8 and rows + vectors <= 0.75 * rows * vectors:
-            dot, order = {"avx512f", "avx512bf16"} <= features, "amx" if targets.AMX <= features else "pairs"
+            dot, order = {"avx512f", "avx512bf16"} <= features, "amx" if AMX <= features else "pairs"
             ahead = dot and "avxvnni" in features
             return replace(machine, rows=rows, vectors=vectors, dot=dot, ahead=ahead, order=order)
     raise AssertionError(machine)
@@ -104,12 +105,12 @@ def host_features() -> set[str]:
     if target := targets.chosen():
         return set(target.features)
     allowed = amx_proof()
-    return there() if allowed is None or allowed.use else there() - targets.AMX
+    return there() if allowed is None or allowed.use else there() - AMX
 
 
 def amx_proof() -> proof.Proof | None:
     """Return whether AMX may be used and why; None where numba does not compile for it."""
-    return proof.found() if targets.AMX <= there() else None
+    return proof.found() if AMX <= there() else None
 
 
 def there() -> set[str]:
