@@ -108,7 +108,10 @@ def input_by(micro):
                 edge = column + c - c0
                 inside = edge + NR <= W
                 target, target_row = (at(to, row * W + edge), W) if inside else (at(tile, 0), NR)
-                ahead = at(weight, group * n * C + c + NR if c + NR < c1 else group * (n + depth) * C + c0)
+                if c + NR < c1:
+                    ahead = at(weight, group * n * C + c + NR)
+                else:  # rows of this share alone: if two caches held those of another, their update would be slow
+                    ahead = at(weight, group * (n + depth) * C + c0 if n + depth < n1 else group * n0 * C + c1)
                 adds, step = adding and inside, depth // groups * C
                 multiply(C - c, rows, a, a_row, b, line, target, target_row, depth, adds, ahead, step, C, shift)
                 if not inside:
