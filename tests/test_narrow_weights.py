@@ -4,11 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from test_bf16 import batches, engine_of, losses_of, weights_of
-from test_optimizers import HALF, TRAIN
+from test_bf16 import batches, built_of, engine_of, losses_of, weights_of
+from test_optimizers import HALF, NEW, TRAIN
 
 from cpuopt import Engine, cli, models, ops
-from cpuopt.building import build
 from cpuopt.check.cases import ODD
 from cpuopt.check.cases import case as make_case
 from cpuopt.check.check import check
@@ -17,7 +16,6 @@ from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Choice
 from cpuopt.ops.rounding import bits_of, draw_of
-from cpuopt.program.fuse import usual
 from cpuopt.train import checkpoint
 from cpuopt.weights import open_weights
 from cpuopt.weights.tensors import TensorFile
@@ -33,8 +31,8 @@ def matrices(program):
 @pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
 @pytest.mark.parametrize("two_pass", [False, True])
 def test_what_products_read_is_stored_once(name, two_pass):
-    engine = engine_of(name, two_pass=two_pass, weights="bfloat16")
-    program, plan = engine.program, engine.plan.describe()
+    built = built_of(name, two_pass=two_pass, weights="bfloat16")
+    program, plan = built.program, built.plan().describe()
     assert {p.name for p in program.parameters if p.dtype == "bfloat16"} == matrices(program)
     assert "copies" not in plan
     assert not [*program.phase("convert")]
@@ -43,18 +41,22 @@ def test_what_products_read_is_stored_once(name, two_pass):
 
 
 def test_a_parameter_takes_six_bytes():
-    engine = engine_of(**BOTH)
-    plan, count = engine.plan.describe(), {p.name: p.nbytes // TYPE[p.dtype] for p in engine.program.parameters}
-    in_products = sum(count[name] for name in matrices(engine.program))
+    built = built_of(**BOTH)
+    plan, count = built.plan().describe(), {p.name: p.nbytes // TYPE[p.dtype] for p in built.program.parameters}
+    in_products = sum(count[name] for name in matrices(built.program))
     assert plan["parameters"] + plan["moments"] == 6 * in_products + 8 * (sum(count.values()) - in_products)
 
 
 TYPE = {"float32": 4, "bfloat16": 2}
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [("llama-tiny", ops.USUAL), *(("gpt2-tiny", o) for o in ops.OPTIMIZERS)]
+    ("name", "variant", "optimizer"),
+    [
+        *((name, variant, ops.USUAL) for name in ("gpt2-tiny", "llama-tiny") for variant in ("vanilla", "optimized")),
+        *(("gpt2-tiny", "vanilla", name) for name in NEW),
+        *(pytest.param("gpt2-tiny", "optimized", name, marks=pytest.mark.slow) for name in NEW),
+    ],
 )
 def test_training_is_near_that_with_weights_in_float32(name, variant, optimizer):
     how = {"variant": variant, "optimizer": optimizer}
@@ -75,8 +77,7 @@ def test_the_bits_do_not_depend_on_threads_but_on_the_seed():
     assert bits(2, seed=1) != bits(2)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize(("shared", "zero"), [(True, 0), (False, 1)])
 def test_micro_batches_and_ranks_have_the_bits_of_one_another(shared, zero):
     first, *more = batches(4)
 
@@ -160,16 +161,14 @@ def test_a_weight_whose_update_cannot_write_it_keeps_its_float32(monkeypatch):
     stubborn = registry.Kernel(ops.adamw, "stubborn", usual_kernel.function, where="here:1", narrow=False)
     monkeypatch.setitem(registry.KERNELS, ("adamw", "stubborn"), stubborn)
     choice = Choice("optimized", ["adamw@h.0.mlp.c_fc=stubborn"])
-    config = models.parse("gpt2-tiny")
-    how = {"dtype": "bfloat16", "weights": "bfloat16", "choice": choice, "fuse": usual("optimized", True)}
-    program = build(config.module(), config.specs(2, 16), **how).program
+    program = built_of(weights="bfloat16", choice=choice, two_pass=True).program
     kept = {p.name for p in program.parameters if p.name in matrices(program) and p.dtype == "float32"}
     assert kept == {"h.0.mlp.c_fc.weight"}
     assert [c.args["inp"].name for c in program.phase("convert")] == [*kept]
 
 
 def test_what_is_written_to_a_weight_is_rounded_to_nearest_and_read():
-    engine, batch = engine_of(weights="bfloat16"), batches(1)[0]
+    engine, batch = engine_of(**BOTH), batches(1)[0]
     before = engine.forward(**batch)
     wte = engine.parameters()["wte.weight"]
     wte[...] = wte.astype(F32) * 2
@@ -214,8 +213,7 @@ def test_weights_are_saved_as_they_are_and_loaded_again(tmp_path):
     config = models.parse("gpt2-tiny")
 
     def made(seed):
-        how = {"seed": seed, "threads": 2, "dtype": "bfloat16", "weights": "bfloat16"}
-        return Engine(config.module(), config.specs(2, 16), **how)
+        return Engine(config.module(), config.specs(2, 16), seed=seed, threads=2, dtype="bfloat16", **BOTH)
 
     one, other = made(0), made(1)
     one.save_weights(tmp_path / "w.safetensors")

@@ -87,8 +87,11 @@ RIGHT: dict[str, Result] = {}
 """The results of vanilla kernels, each checked once for all mutants of its op."""
 
 
-EVERY = pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
-WRITTEN = [(op, a.name) for op in ops.ALL.values() for a in op.written]
+USUAL, *OTHERS = ops.OPTIMIZERS.values()
+OPS = [op for op in ops.ALL.values() if not (op.fuses and op.fuses[-1] in OTHERS)]
+"""All but those that differ from others by the rule of an optimizer alone, which is an op too."""
+EVERY = pytest.mark.parametrize("op", OPS, ids=str)
+WRITTEN = [(op, a.name) for op in OPS for a in op.written]
 EVERY_WRITTEN = pytest.mark.parametrize(("op", "name"), WRITTEN, ids=[f"{op.name}-{n}" for op, n in WRITTEN])
 
 
@@ -199,7 +202,7 @@ def test_a_flag_of_another_argument(op: Op, name: str) -> None:
         assert_fails(kernel, rf"^{name}\[.*{name}_add=(True.*{others[0]}_add=False|False)")
 
 
-READ = [(op, a.name) for op in ops.ALL.values() for a in op.arrays if a.kind in ("in", "index")]
+READ = [(op, a.name) for op in OPS for a in op.arrays if a.kind in ("in", "index")]
 
 
 @pytest.mark.parametrize(("op", "name"), READ, ids=[f"{op.name}-{n}" for op, n in READ])
@@ -362,7 +365,7 @@ def test_several_kernels_are_checked_on_the_quick_cases() -> None:
 
 # --- the numbers of a call, and values that a run has ----------------------------------------
 
-NUMBERED = [op for op in ops.ALL.values() if any(a.kind == "scalar" for a in op.args)]
+NUMBERED = [op for op in OPS if any(a.kind == "scalar" for a in op.args)]
 
 
 @pytest.mark.parametrize("op", NUMBERED, ids=str)

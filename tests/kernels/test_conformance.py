@@ -20,8 +20,8 @@ def is_copy(k: registry.Kernel) -> bool:
 
 
 USUAL, *OTHERS = ops.OPTIMIZERS.values()
-FUSED = {ops.updated(op, optimizer) for op in ops.ALL.values() if op.updates for optimizer in OTHERS}
-"""Ops that differ from those with the usual optimizer by its rule alone, which is an op too."""
+FUSED = {op: op.fuses[-1] for op in ops.ALL.values() if op.fuses and op.fuses[-1] in OTHERS}
+"""Ops that differ from those with the usual optimizer by its rule alone, which is an op too; with this rule."""
 
 
 def cases_of(op: ops.Op, k: registry.Kernel) -> list[Case]:
@@ -56,9 +56,11 @@ def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
 
 
 def sparing(op: ops.Op, every: list[Case], draw: random.Random) -> list[Case]:
-    """Return the cases of an op in `FUSED` with the usual types and some others: each costs a compilation."""
-    if op not in FUSED:
+    """Return the cases with the usual types and one set of others, of one optimizer: each costs a compilation."""
+    if op in ops.OPTIMIZERS.values():
         return every
+    if op in FUSED and FUSED[op] is not random.Random(commit()).choice(OTHERS):
+        return []
     others = draw.choice(sorted({str(one.types) for one in every if one.types}) or [""])
     return [one for one in every if not one.types or str(one.types) == others]
 
