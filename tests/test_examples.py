@@ -80,7 +80,9 @@ def test_each_example_is_known_here():
     assert [path.stem for path in EXAMPLES] == list(SAYS)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem == "search")) for p in EXAMPLES]
+)
 def test_an_example_runs(path, tmp_path, capsys):
     runpy.run_path(str(path), run_name="__main__")
     out, err = capsys.readouterr()

@@ -48,6 +48,7 @@ def folder(here, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_runs_and_the_one_run_that_is_interrupted_goes_on(folder, monkeypatch, capsys):
     said, right = {}, console.TrainingView.step_done
 

@@ -192,7 +192,8 @@ def said_by(folder, *flags):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("how", [{}, pytest.param({"lora": "r=8", "dtype": "bf16"}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"lora": "r=8", "dtype": "bf16"}])
 def test_the_peak_of_a_plan_is_that_of_the_run(tmp_path, how):
     """Of 14 million parameters. Here their kernels are compiled and judged, for both: either takes memory."""
     prepare(Settings(model=json.dumps(SIZES), data=str(QUESTIONS), B=2, T=112, threads=1, **how))

@@ -190,14 +190,6 @@ def test_a_kernel_that_fails_its_check_is_not_timed(body, said):
     assert said in row.said["check"]
 
 
-def test_a_kernel_that_never_ends_is_ended():
-    start = time.monotonic()
-    (row,), _ = one_round("while True: pass", limit_s=10.0)
-    assert row.bad == "check"
-    assert "no answer to 'check' within 10 s" in row.said["check"]
-    assert time.monotonic() - start < 300
-
-
 def test_a_comparison_looks_as_often_as_elsewhere():
     told = SimpleNamespace(kernels=(), ask=lambda do, **more: more)
     row = rounds.KernelRow("gelu_forward", "mine", rounds.default("gelu_forward"))

@@ -417,12 +417,12 @@ SAY_FLOAT32 = """
 """The files that do, besides the record. Kernels compute in float32; they get the types of arrays from declarations."""
 
 
-def says_float32(files):
+def says_float32(trees):
     """The files that name the type, as text or as NumPy's; of kernels, which may compute in it, as text alone."""
     kernels = re.compile(f"kernels/({'|'.join([*cpuopt.kernels.VARIANTS, 'toolkit'])})/")
     found = set()
-    for name, path in files.items():
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+    for name, tree in trees.items():
+        nodes = list(ast.walk(tree))
         texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
         names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
         if "float32" in texts or ("float32" in names and not kernels.match(name)):
@@ -432,7 +432,7 @@ def says_float32(files):
 
 def test_the_files_that_say_float32_become_fewer():
     """Take a file that no longer does from the list; a new one asks `ops.storage`, or a declaration."""
-    assert says_float32(FILES) == set(SAY_FLOAT32.split())
+    assert says_float32({file: tree_of(file) for file in FILES}) == set(SAY_FLOAT32.split())
 
 
 @pytest.mark.parametrize(
@@ -444,12 +444,9 @@ def test_the_files_that_say_float32_become_fewer():
         ("kernels/optimized/new.py", "scratch = [('work', 64, 'float32')]"),
     ],
 )
-def test_another_file_that_says_float32_is_noticed(name, line, tmp_path):
-    file = tmp_path / "new.py"
-    file.write_text(line)
-    assert says_float32({name: file}) == {name}
-    file.write_text('"""Sums in float32, as np.float32."""\n')
-    assert says_float32({name: file}) == set()
+def test_another_file_that_says_float32_is_noticed(name, line):
+    assert says_float32({name: ast.parse(line)}) == {name}
+    assert says_float32({name: ast.parse('"""Sums in float32, as np.float32."""')}) == set()
 
 
 CLASSES_OF_ONE_NAME = {
@@ -466,9 +463,10 @@ CALLED_STEP = {
 """The files with functions called `step`, with the reason; none is added."""
 
 
-def definitions(files):
-    """The names of classes and functions in files, with their files."""
-    nodes = [(node, file) for file, path in files.items() for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+def definitions(**planted):
+    """The names of classes and functions in the package's files and others, with their files."""
+    trees = {file: tree_of(file) for file in FILES} | planted
+    nodes = [(node, file) for file, tree in trees.items() for node in ast.walk(tree)]
     classes = [(node.name, file) for node, file in nodes if isinstance(node, ast.ClassDef)]
     return classes, [(node.name, file) for node, file in nodes if isinstance(node, ast.FunctionDef)]
 
@@ -479,19 +477,17 @@ def repeated(names):
 
 def test_one_class_has_one_name():
     """Take a name that is no longer repeated from the list; another class gets a name of its own."""
-    classes, _ = definitions(FILES)
+    classes, _ = definitions()
     assert repeated([name for name, _ in classes]) == set(CLASSES_OF_ONE_NAME)
 
 
 def test_only_an_engine_has_a_step():
     """A step is taken, timed, watched or done elsewhere; take a file that has none from the list."""
-    _, functions = definitions(FILES)
+    _, functions = definitions()
     assert {file for name, file in functions if name == "step"} == set(CALLED_STEP)
 
 
-def test_a_second_class_of_a_name_and_another_step_are_noticed(tmp_path):
-    file = tmp_path / "new.py"
-    file.write_text("class Profile:\n    def step(self): ...\n")
-    classes, functions = definitions({**FILES, "lab/new.py": file})
+def test_a_second_class_of_a_name_and_another_step_are_noticed():
+    classes, functions = definitions(new=ast.parse("class Profile:\n    def step(self): ...\n"))
     assert repeated([name for name, _ in classes]) == {"Profile", *CLASSES_OF_ONE_NAME}
-    assert ("step", "lab/new.py") in functions
+    assert ("step", "new") in functions

@@ -131,6 +131,7 @@ def test_a_file_of_somebody_else_is_not_overwritten():
     assert Path("mine_gelu_forward.py").read_text() == "x = 1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of Jupyter's libraries
 def test_the_example_notebook_runs(tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")

@@ -129,6 +129,7 @@ def test_a_variant_of_the_backward_is_judged_by_the_generated_one(run):
     assert re.search(r"wrong +relu2_backward\[fast\]", out)
 
 
+@pytest.mark.slow
 def test_lab_shows_the_kernels_of_the_op_itself(run):
     status, out, _ = run("lab", "relu2.py", "--once", *SIZES, *QUICK, "--json")
     found = {(k["op"], k["variant"]): k["said"] for k in json.loads(out)["kernels"]}
