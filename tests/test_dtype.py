@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from verbs import goes_on
 
-from cpuopt import cli, files
+from cpuopt import cli
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.lab import ab, tune
@@ -33,27 +34,18 @@ def tensors(folder):
 
 
 def test_a_run_in_bfloat16_goes_on_bit_for_bit_and_in_no_other_type(tmp_path, capsys):
-    often = ["--val-every", "0", "--save-every", "3", "--keep", "9"]
-    assert cli.main(["train", *FLAGS, "--steps", "6", *often]) == 0
-    assert "1 thread, bf16" in capsys.readouterr().out
-    run = newest_run(tmp_path)
-    assert json.loads((run / "config.json").read_text())["dtype"] == "bf16"
-    whole = tensors(run / "checkpoints" / "step-00000006")
-    assert len(whole) == 3
-    files.remove(run / "checkpoints" / "step-00000006")
-    resume = ["train", "--resume", str(run), "--steps", "6", "--threads", "2"]
-    assert cli.main([*resume, "--dtype", "float32"]) == 2
-    assert "dtype 'bf16', not 'float32'" in capsys.readouterr().err
-    assert cli.main(resume) == 0
-    assert tensors(run / "checkpoints" / "step-00000006") == whole
+    flags, said = ["train", *FLAGS, "--val-every", "0"], "dtype 'bf16', not 'float32'"
+    one = goes_on(capsys, tmp_path, *flags, refused=["--dtype", "float32"], said=said)
+    assert len(tensors(one)) == 3
 
 
-def test_another_type_makes_another_run(tmp_path):
+def test_another_type_makes_another_run(tmp_path, capsys):
     found = []
     for dtype in ("float32", "bf16"):
         assert cli.main(["train", *FLAGS[:-1], dtype, "--steps", "2", "--val-every", "0", "--save-every", "2"]) == 0
         found.append(tensors(newest_run(tmp_path) / "checkpoints" / "step-00000002"))
     assert found[0] != found[1]
+    assert "1 thread, bf16" in capsys.readouterr().out
 
 
 def test_a_file_of_settings_may_name_the_type(tmp_path):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from verbs import goes_on
 
 from cpuopt import Choice, cli, ops
 from cpuopt.building import build
@@ -196,19 +197,12 @@ def test_defaults_are_those_of_the_optimizer():
 
 @pytest.mark.parametrize("name", NEW)
 def test_a_run_goes_on_bit_for_bit(name, tmp_path, capsys):
-    """Ten steps at once, and five and five; the states are in files of the optimizer's own."""
-    flags = [*TRAIN, "--optimizer", name, "--weight-decay", "0.1", "--save-every", "5", "--keep", "9"]
-    assert cli.main([*flags, "--steps", "10", "--runs", str(tmp_path / "whole")]) == 0
-    cut = tmp_path / "cut"
-    assert cli.main([*flags, "--steps", "5", "--runs", str(cut)]) == 0
-    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut), "--optimizer", "adamw"]) == 2
-    assert f"the run has optimizer '{name}', not 'adamw'" in capsys.readouterr().err
-    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut)]) == 0
-    (one,), (two,) = (list(root.glob("*/checkpoints/step-00000010")) for root in (tmp_path / "whole", cut))
+    """The states are in files of the optimizer's own."""
+    flags, said = [*TRAIN, "--optimizer", name, "--weight-decay", "0.1"], f"the run has optimizer '{name}', not 'adamw'"
+    one = goes_on(capsys, tmp_path, *flags, refused=["--optimizer", "adamw"], said=said)
     (state,) = (f"{name}_{s.name}.safetensors" for s in ops.OPTIMIZERS[name].states)
     assert checkpoint.TENSORS[name] == ("params.safetensors", state)
-    for file in checkpoint.TENSORS[name]:
-        assert (one / file).read_bytes() == (two / file).read_bytes()
+    assert {f.name for f in one.glob("*.safetensors")} == {*checkpoint.TENSORS[name]}
     assert json.loads((one / "state.json").read_text())["settings"]["optimizer"] == name
 
 
@@ -337,15 +331,7 @@ def test_a_kernel_that_rounds_states_otherwise_is_refused(function):
 
 
 def test_a_run_with_moments_in_bfloat16_goes_on_bit_for_bit(tmp_path, capsys):
-    flags = [*TRAIN, "--moments", "bf16", "--save-every", "5", "--keep", "9"]
-    assert cli.main([*flags, "--steps", "10", "--runs", str(tmp_path / "whole")]) == 0
-    cut = tmp_path / "cut"
-    assert cli.main([*flags, "--steps", "5", "--runs", str(cut)]) == 0
-    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut), "--moments", "float32"]) == 2
-    assert "the run has moments 'bf16', not 'float32'" in capsys.readouterr().err
-    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut)]) == 0
-    (one,), (two,) = (list(root.glob("*/checkpoints/step-00000010")) for root in (tmp_path / "whole", cut))
-    for file in checkpoint.TENSORS[ops.USUAL]:
-        assert (one / file).read_bytes() == (two / file).read_bytes()
+    flags, said = [*TRAIN, "--moments", "bf16"], "the run has moments 'bf16', not 'float32'"
+    one = goes_on(capsys, tmp_path, *flags, refused=["--moments", "float32"], said=said)
     sizes = [(one / file).stat().st_size for file in checkpoint.TENSORS[ops.USUAL]]
     assert sizes[1] == sizes[2] == pytest.approx(sizes[0] / 2, rel=0.05)

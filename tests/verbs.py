@@ -16,3 +16,23 @@ def refused(capsys, *flags):
     assert cli.main([*flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+def goes_on(capsys, folder, *flags, refused, said):
+    """Train ten steps at once, and five and five, with the same bytes; return the last checkpoint.
+
+    Parameters
+    ----------
+    refused : flags that the run cannot be resumed with, and what is `said` of them.
+    """
+    every = [*flags, "--save-every", "5", "--keep", "9"]
+    assert cli.main([*every, "--steps", "10", "--runs", str(folder / "whole")]) == 0
+    assert cli.main([*every, "--steps", "5", "--runs", str(folder / "cut")]) == 0
+    resume = ["train", "--resume", "--steps", "10", "--runs", str(folder / "cut")]
+    assert cli.main([*resume, *refused]) == 2
+    assert said in capsys.readouterr().err
+    assert cli.main(resume) == 0
+    (one,), (two,) = (list((folder / root).glob("*/checkpoints/step-00000010")) for root in ("whole", "cut"))
+    tensors = [{f.name: f.read_bytes() for f in at.glob("*.safetensors")} for at in (one, two)]
+    assert tensors[0] == tensors[1]
+    return one

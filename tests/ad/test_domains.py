@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import programs
 import pytest
 from numba import prange
 
@@ -145,55 +146,40 @@ def test_a_formula_that_divides_is_judged_on_larger_inputs():
     assert check(of(op), case(op.forward, SMALL, "tiny")).verdict == "right"
 
 
-LOWEST = -1e20
-
-
-def best(y, x, c):
+BEST = """def f(y, x, c):
     for i in prange(x.shape[0]):
-        top = LOWEST
+        top = {}
         for p in range(c.shape[0]):
             if x[i] * c[p] > top:
                 top = x[i] * c[p]
-        y[i] = top
-
-
-def best_from_another(y, x, c):
-    for i in prange(x.shape[0]):
-        top = -1e19
-        for p in range(c.shape[0]):
-            if x[i] * c[p] > top:
-                top = x[i] * c[p]
-        y[i] = top
-
-
-def best_but_one(y, x, c):
-    for i in prange(x.shape[0]):
-        top = LOWEST
-        for p in range(c.shape[0]):
-            if x[i] * c[p] > top:
-                top = x[i] * c[p]
-        y[i] = top + 1e-3 * (i == 1)
+        y[i] = top{}
+"""
 
 
 @pytest.mark.parametrize("lowest", [-1e9, -1e20, -3.4028235e38, -math.inf])
-def test_a_number_that_the_formula_has_may_be_as_large_as_float32_holds(monkeypatch, lowest):
+def test_a_number_that_the_formula_has_may_be_as_large_as_float32_holds(lowest):
     """With NaN put in, nothing is greater than it, and the result is the number; the others are judged as ever.
 
     Of those beside a number in the range of sums the tolerance follows from it.
     """
-    monkeypatch.setitem(globals(), "LOWEST", lowest)
-    op = made(best, out("y", N), inp("x", N), inp("c", Q))
+
+    def best(start="LOWEST", more=""):
+        names = {"__name__": __name__, "prange": prange, "LOWEST": lowest}
+        return programs.compiled(BEST.format(start, more), names)
+
+    op = made(best(), out("y", N), inp("x", N), inp("c", Q))
     on = case(op.forward, SMALL, "nan")
     assert (drawn(op.forward, on).scale, check(of(op), on).verdict) == (1, "right")
-    for wrong in (best_from_another, *[best_but_one] * (lowest < -LARGEST)):
-        kernel(op.forward, wrong.__name__)(wrong)
-        assert check(of(op, wrong.__name__), on).verdict == "wrong"
+    kernel(op.forward, "from_another")(best("-1e19"))
+    kernel(op.forward, "but_one")(best(more=" + 1e-3 * (i == 1)"))
+    for wrong in ("from_another", *["but_one"] * (lowest < -LARGEST)):
+        assert check(of(op, wrong), on).verdict == "wrong"
     given = drawn(op.forward, Case({"N": 40, "Q": 7})) | {"y": np.full(40, np.nan, np.float32)}
     given["x"][3] = np.nan
     if -math.inf < lowest < -LARGEST:
         on = Case({"N": 40, "Q": 7}, **AT_SIZE)
         assert check(of(op), on, given=given).verdict == "right"
-        assert check(of(op, "best_but_one"), on, given=given).verdict == "wrong"
+        assert check(of(op, "but_one"), on, given=given).verdict == "wrong"
 
 
 def too_large(y, x):
