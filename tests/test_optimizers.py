@@ -265,11 +265,9 @@ def test_moments_in_bfloat16_decay_without_a_gradient():
     assert decayed(lambda x, step: x.astype(HALF)) > 5
 
 
-def moments_of(fuse=FUSIONS, steps=4, variant="optimized", threads=2, seed=0, dtype="bfloat16", **more):
-    made = Engine(
-        GPT2(TINY), specs(B, T), choice=Choice(variant), fuse=tuple(fuse), threads=threads, seed=seed, dtype=dtype,
-        moments="bfloat16", **more,
-    )  # fmt: skip
+def moments_of(fuse=FUSIONS, steps=4, threads=2, **more):
+    how = {"choice": Choice("optimized"), "fuse": tuple(fuse), "moments": "bfloat16", "seed": 0, **more}
+    made = Engine(GPT2(TINY), specs(B, T), threads=threads, **how)
     losses = [made.step(lr=1e-3, **batch(i)).loss for i in range(steps)]
     return made, losses, {f"{s}/{n}": x.tobytes() for s, of in made.states().items() for n, x in of.items()}
 
@@ -288,18 +286,18 @@ def test_moments_in_bfloat16_depend_on_the_seed_alone():
     "optimizer", [*ops.OPTIMIZERS][:1] + [pytest.param(o, marks=pytest.mark.slow) for o in [*ops.OPTIMIZERS][1:]]
 )
 def test_training_with_moments_in_bfloat16_is_near_that_in_float32(optimizer):
-    how = {"optimizer": optimizer, "dtype": "float32"}
-    _, losses, _ = moments_of(**how)
+    _, losses, _ = moments_of(optimizer=optimizer)
     whole = engine(optimizer, "optimized", tuple(FUSIONS))
     np.testing.assert_allclose(losses, [whole.step(lr=1e-3, **batch(i)).loss for i in range(4)], rtol=5e-3)
-    assert moments_of((), **how)[1] == pytest.approx(losses, rel=1e-4)
+    assert moments_of((), optimizer=optimizer)[1] == pytest.approx(losses, rel=1e-4)
 
 
 def test_a_parameter_takes_ten_bytes_with_its_copy():
-    plan, n = moments_of(steps=0)[0].plan.describe(), 0
-    matrices = {p.name: p for p in engine(ops.USUAL).program.parameters}
-    n = sum(p.nbytes // 4 for p in matrices.values())
-    read = sum(p.nbytes // 4 for p in matrices.values() if len(p.shape) == 2 and "wpe" not in p.name)
+    how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "moments": "bfloat16", "dtype": "bfloat16"}
+    built = build(GPT2(TINY), specs(B, T), **how)
+    plan, parameters = built.plan().describe(), built.program.parameters
+    n = sum(p.nbytes // 4 for p in parameters)
+    read = sum(p.nbytes // 4 for p in parameters if len(p.shape) == 2 and "wpe" not in p.name)
     assert plan["parameters"] + plan["moments"] + plan["copies"] == 8 * n + 2 * read
 
 
