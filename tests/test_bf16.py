@@ -18,7 +18,6 @@ from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.check.cases import MANY, MORE, ODD, SMALL, Case, arguments, case, other_types
 from cpuopt.check.check import check
-from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
@@ -288,21 +287,6 @@ def test_the_bits_do_not_depend_on_threads():
     alone, *others = (bits_on(threads) for threads in (1, 2, 3))
     five = in_a_process("bits_on(5)", NUMBA_NUM_THREADS="5")  # more than this process started with
     assert [*others, five] == [alone] * 3
-
-
-def test_micro_batches_and_ranks_have_the_bits_of_one_another():
-    given = batches(4)
-
-    def on_rank(comm=None):
-        size, rank = (comm.size, comm.rank) if comm else (1, 0)
-        n = 4 // size
-        engine = engine_of(two_pass=True, micro_batches=n, moments="bfloat16", **({"comm": comm} if comm else {}))
-        first, *more = given[n * rank : n * rank + n]
-        for _ in range(3):
-            engine.step(lr=1e-3, more=more, **first)
-        return weights_of(engine)
-
-    assert [*Team(2).run(on_rank), *Team(4).run(on_rank)] == [on_rank()] * 6
 
 
 def test_a_weight_that_is_written_is_read():

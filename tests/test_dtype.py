@@ -48,12 +48,6 @@ def test_another_type_makes_another_run(tmp_path, capsys):
     assert "1 thread, bf16" in capsys.readouterr().out
 
 
-def test_a_file_of_settings_may_name_the_type(tmp_path):
-    (tmp_path / "run.toml").write_text('model = "gpt2-tiny"\nB = 2\nT = 16\nthreads = 1\nsteps = 1\ndtype = "bf16"\n')
-    assert cli.main(["train", "--config", "run.toml", "--val-every", "0"]) == 0
-    assert json.loads((newest_run(tmp_path) / "config.json").read_text())["dtype"] == "bf16"
-
-
 def test_what_is_saved_is_float32_until_it_is_converted(tmp_path):
     assert cli.main(["train", *FLAGS, "--steps", "1", "--val-every", "0", "--save", "hf"]) == 0
     saved = TensorFile(tmp_path / "hf" / "model.safetensors")

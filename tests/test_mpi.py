@@ -20,8 +20,8 @@ from cpuopt.weights.tensors import TensorFile
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[1]
 PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-STEPS = 20
-TRAIN = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--total-batch", "128", "--val-every", "10"]
+STEPS = 40
+TRAIN = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--total-batch", "128", "--val-every", "20"]
 TRAIN += ["--steps", str(STEPS), "--save-every", "5", "--keep", "9", "--seed", "1", "--log-every", "1"]
 CPUOPT = [sys.executable, "-P", "-m", "cpuopt"]
 
