@@ -12,7 +12,7 @@ words. So this module may cut a sum into blocks of whole tiles, and it has the s
 machine.
 
 Tiles are numbered by hand: 0 to 3 are sums, 4 and 5 rows of a, 6 and 7 columns of b. So LLVM has none to spill. Their
-shapes are set for many products at once, since that takes as long as three products of tiles.
+shapes are set for many products at once, since that takes longer than a product of tiles.
 
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG. A Xeon of
 family 6, model 207, gave the bits of this order in a million products of tiles, with special numbers among them.
