@@ -269,6 +269,9 @@ def test_a_proof_that_dies_errs_or_is_late_passes_amx_over(tmp_path):
     assert not died.use
     assert "SIGILL" in died.reason
     assert not said("return {}").use
+    nothing = proof.proved(Side("proof", ("no-such-program",)))
+    assert not nothing.use
+    assert "no-such-program" in nothing.reason
     late = said("import time; time.sleep(60)")
     assert not late.use
     assert "5" in late.reason

@@ -13,13 +13,15 @@ import functools
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
 
-from ...isolate.process import EndedError, Side, Worker
+from ...errors import UserError
+from ...isolate.process import Side, Worker
 from ..compile import entries
 from ..compile.dependencies import sha
 from ..compile.progress import proving
@@ -70,7 +72,8 @@ def kept() -> Proof:
     proving("AMX")
     proof = proved(Side.module("proof", "cpuopt.kernels.compile.prove", **{VARIABLE: "on"}))
     if folder:
-        entries.write(folder, key, json.dumps(asdict(proof)).encode())
+        with suppress(OSError):
+            entries.write(folder, key, json.dumps(asdict(proof)).encode())
     return proof
 
 
@@ -80,5 +83,5 @@ def proved(side: Side, limit_s: float = LIMIT_S) -> Proof:
         with Worker(side, limit_s=limit_s) as worker:
             said = worker.ask("prove")
             return Proof(said["use"] is True, str(said["reason"]))
-    except (EndedError, KeyError, TypeError) as e:
+    except (UserError, KeyError, TypeError) as e:
         return Proof(False, f"not proved: {str(e).removeprefix(side.name + ': ')}")
