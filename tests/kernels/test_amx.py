@@ -217,6 +217,16 @@ def test_a_product_of_four_tiles_takes_four_loads_and_shapes_are_set_once(emulat
     }
 
 
+@wide
+def test_a_proof_finds_what_a_processor_does_otherwise(emulator, monkeypatch):
+    monkeypatch.setattr(prove, "DEPTHS", (1, 16, 40, 300))
+    monkeypatch.setattr(prove, "ROWS", (1, 17, 70))
+    assert prove.compare() == 0
+    assert emulator.errors == []
+    monkeypatch.setattr(Emulator, "tilezero", lambda self, n: None)  # a tile that keeps what it held
+    assert prove.compare() == 2 * 4  # in the second group of 70 rows, where nothing is added
+
+
 IN_A_PROCESS = """
 from numba import njit
 from tests.kernels.test_amx import compiled

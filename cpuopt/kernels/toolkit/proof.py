@@ -30,7 +30,7 @@ VARIABLE = "CPUOPT_AMX"
 PERMISSION = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), since Linux 5.16
 LIMIT_S = 300.0
 """Seconds that the proof may take; most of them are compilation."""
-TEXTS = "toolkit/amx.py", "toolkit/simd.py", "toolkit/proof.py", "compile/prove.py"
+TEXTS = *(f"toolkit/{name}.py" for name in ("amx", "blocks", "micro", "proof", "simd")), "compile/prove.py"
 """What a proof depends on."""
 
 
