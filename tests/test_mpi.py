@@ -120,7 +120,7 @@ class Started:
 
 def test_elastic_ranks_that_are_killed_end_in_the_same_bits(alone, tmp_path):
     started = Started(4, tmp_path, "--elastic")
-    for step, size in ((7, 4), (13, 2)):
+    for step, size in ((8, 4), (23, 2)):
         started.until(step)
         ranks = started.ranks()
         assert len(ranks) == size
