@@ -417,7 +417,7 @@ rmsnorm_backward: dweight of the first group: dw += dout => dw += (g < 1) * dout
 rmsnorm_backward: dweight_add is ignored: + dw if dweight_add else dw => * 0 + dw
 residual_rmsnorm_forward: the sum is not normalized: v += x * x => v += inp1[bt, g * C + i] * x
 silu_backward: a slope of the sigmoid alone: (ONE + inp[i] * (ONE - s)) => ONE
-silu_forward: exp overflows: np.exp(-abs(inp[i])) => np.exp(inp[i]) ;; if inp[i] > 0 else e => * e
+silu_forward: exp overflows: np.exp(-inp[i] if inp[i] > 0 else inp[i]) => np.exp(inp[i]) ;; if inp[i] > 0 else e => * e
 swiglu_backward: a slope without up: dout[i] * up[i] * s => dout[i] * s
 swiglu_backward: dup_add is that of dinp: if dup_add => if dinp_add
 matmul_swiglu_forward: the gate is not gated:  * up[bt, o] => nothing

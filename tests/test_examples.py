@@ -140,7 +140,7 @@ def rewritten(search, op, *rewrites):
     [
         ("gelu_forward", 1, "np.tanh", "(ONE + tanh(S * (x + CUBIC * x * x * x)))"),
         ("gelu_forward", 2, "np.tanh", "(exp2(np.float32(-2.88539008) * (S * (x + CUBIC * x * x * x)))"),
-        ("silu_forward", 1, "np.exp", "exp2(np.float32(1.44269504) * -abs(inp[i]))"),
+        ("silu_forward", 1, "np.exp", "exp2(np.float32(1.44269504) * (-inp[i] if inp[i] > 0 else inp[i]))"),
         ("softmax_forward", 1, "np.exp", "exp2(np.float32(1.44269504) * (inp[bt, v] - top))"),
         ("softmax_forward", 1, " max(", "top = maximum(top, inp[bt, v])"),
     ],

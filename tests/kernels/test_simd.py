@@ -294,8 +294,10 @@ def test_matmul(op, shape):
 
 @pytest.mark.parametrize("rows", [1, 6, 7, 8, MR, 48, 112, 256])
 def test_rows_that_share_their_places_in_the_first_level_cache_are_fewer_than_these(rows):
+    count_groups = blocks.count_groups_by(FLOATS)
+
     def largest(row):
-        return -(-rows // blocks.count_groups(rows, row))
+        return -(-rows // count_groups(rows, row))
 
     assert largest(3 * blocks.ALIASED) <= min(MR, 7)  # usual caches hold 8 lines at one place
     assert largest(blocks.PACKED) == largest(blocks.ALIASED - simd.LINE) == -(-rows // -(-rows // MR))
