@@ -380,10 +380,11 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int], cut: int | None = None) ->
 
     Parameters
     ----------
-    cut : the number of threads that the kernel cuts its work for; None: all that numba was started with.
+    cut : the number of threads that a kernel, compiled before, cuts its work for; None: all that numba was started with.
     """
     try:
-        kernel.compile()
+        if cut is None:
+            kernel.compile()
         with numba_threads.planned_for(cut or numba_threads.most_threads()):
             found = kernel.work(sizes)
     except (KeyboardInterrupt, BrokenKernelError):
