@@ -380,7 +380,7 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int], cut: int | None = None) ->
 
     Parameters
     ----------
-    cut : the number of threads that a kernel, compiled before, cuts its work for; None: all that numba was started with.
+    cut : the number of threads that a kernel, compiled before, cuts its work for; None: compile it, for all threads.
     """
     try:
         if cut is None:
