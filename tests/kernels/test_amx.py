@@ -271,7 +271,7 @@ def test_a_proof_that_dies_errs_or_is_late_passes_amx_over(tmp_path):
     def said(body):
         program = f"import os\nfrom cpuopt.isolate.serve import serve\ndef prove(request, say):\n {body}\n"
         program += "serve({'prove': prove})"
-        return proof.proved(Side("proof", (sys.executable, "-c", program)), limit_s=5)
+        return proof.proved(Side("proof", (sys.executable, "-c", program)), limit_s=5)[0]
 
     assert said("return {'use': True, 'reason': 'fast'}") == proof.Proof(True, "fast")
     assert said("return {'use': 1, 'reason': 'fast'}").use is False
@@ -279,8 +279,9 @@ def test_a_proof_that_dies_errs_or_is_late_passes_amx_over(tmp_path):
     assert not died.use
     assert "SIGILL" in died.reason
     assert not said("return {}").use
-    nothing = proof.proved(Side("proof", ("no-such-program",)))
+    nothing, final = proof.proved(Side("proof", ("no-such-program",)))
     assert not nothing.use
+    assert not final
     assert "no-such-program" in nothing.reason
     late = said("import time; time.sleep(60)")
     assert not late.use

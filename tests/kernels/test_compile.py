@@ -55,7 +55,7 @@ for op in (ops.attention_forward, ops.attention_backward):
 
 def environment(cache, **more):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "CPUOPT_"))}
-    return env | {"PYTHONPATH": str(ROOT), "CPUOPT_CACHE_DIR": str(cache)} | more
+    return env | {"PYTHONPATH": str(ROOT), "CPUOPT_CACHE_DIR": str(cache), "CPUOPT_AMX": "off"} | more
 
 
 def run(script, *arguments, cache, **more):

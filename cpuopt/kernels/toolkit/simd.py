@@ -90,7 +90,7 @@ def tile(features: Iterable[str]) -> Tile:
     for vectors in range(1, machine.registers):
         rows = (machine.registers - machine.spare - 1) // vectors - 1
         if rows * vectors >= 8 and rows + vectors <= 0.75 * rows * vectors:
-            dot, order = {"avx512f", "avx512bf16"} <= features, "amx" if AMX <= features else "pairs"
+            dot, order = {"avx512f", "avx512bf16"} <= features, "amx" if {"avx512f", *AMX} <= features else "pairs"
             ahead = dot and "avxvnni" in features
             return replace(machine, rows=rows, vectors=vectors, dot=dot, ahead=ahead, order=order)
     raise AssertionError(machine)
@@ -109,8 +109,8 @@ def host_features() -> set[str]:
 
 
 def amx_proof() -> proof.Proof | None:
-    """Return whether AMX may be used and why; None where numba does not compile for it."""
-    return proof.found() if AMX <= there() else None
+    """Return whether AMX may be used and why; None where numba does not compile for it, or for another's tile."""
+    return proof.found() if targets.chosen() is None and AMX <= there() else None
 
 
 def there() -> set[str]:
