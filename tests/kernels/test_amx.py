@@ -11,7 +11,6 @@ import numba
 import numpy as np
 import pytest
 from llvmlite import ir
-from numba import njit
 
 from cpuopt.isolate.process import Side
 from cpuopt.kernels.compile import prove
@@ -19,7 +18,7 @@ from cpuopt.kernels.optimized import matmul
 from cpuopt.kernels.optimized._forward import FORWARD_SCRATCH
 from cpuopt.kernels.toolkit import amx, proof, simd
 from cpuopt.kernels.toolkit.micro import TILES
-from cpuopt.kernels.toolkit.simd import LINE, NR, at
+from cpuopt.kernels.toolkit.simd import LINE, NR
 from cpuopt.ops.storage import TYPES
 
 RECORDED = os.path.join(os.path.dirname(__file__), "amx_tiles.npz")
@@ -160,16 +159,6 @@ class Emulator:
         self.shapes, self.tiles = None, [None] * 8
 
 
-def compiled(multiply):
-    """Compile a product for arrays, without the cache."""
-
-    @njit
-    def run(a, b, c, depth, add):
-        multiply(a.shape[0], at(a, 0), a.shape[1], at(b, 0), NR, at(c, 0), NR, depth, add, at(b, 0), 0, 0, 0)
-
-    return run
-
-
 SHAPES = [(1, 1), (16, 16), (17, 33), (32, 16), (33, 5), (40, 40), (64, 272), (70, 31)]
 
 
@@ -184,7 +173,7 @@ def emulator(monkeypatch):
 @wide
 @pytest.mark.parametrize("vectors", [1, 2])
 def test_the_instructions_and_the_model_have_the_bits_of_the_pseudocode(emulator, vectors):
-    on_tiles, by_model = (compiled(amx.multiply_of(vectors, tiles=tiles)) for tiles in (True, False))
+    on_tiles, by_model = (prove.caller(amx.multiply_of(vectors, tiles=tiles)) for tiles in (True, False))
     rng = np.random.default_rng(3)
     for case, (rows, depth) in enumerate(SHAPES):
         for add in (False, True):
@@ -203,7 +192,7 @@ def test_the_instructions_and_the_model_have_the_bits_of_the_pseudocode(emulator
 
 @wide
 def test_a_product_of_four_tiles_takes_four_loads_and_shapes_are_set_once(emulator):
-    run = compiled(amx.multiply_of(2, tiles=True))
+    run = prove.caller(amx.multiply_of(2, tiles=True))
     a, b = np.ones((96, 64), np.float32), np.ones((64, NR), np.float32)
     run(a, b, np.zeros((96, NR), np.float32), 64, False)
     assert emulator.errors == []
@@ -228,13 +217,13 @@ def test_a_proof_finds_what_a_processor_does_otherwise(emulator, monkeypatch):
 
 
 IN_A_PROCESS = """
-from numba import njit
-from tests.kernels.test_amx import compiled
 from numba import types
+from cpuopt.kernels.compile import prove
 from cpuopt.kernels.toolkit import amx
-run, A = compiled(amx.multiply_of(2, tiles=True)), types.Array(types.float32, 2, "C")
+run, A = prove.caller(amx.multiply_of(2, tiles=True)), types.Array(types.float32, 2, "C")
 run.compile((A, A, A, types.int64, types.boolean))
-print(next(iter(run.inspect_asm().values())))
+library = next(iter(run.overloads.values())).library
+print(library.codegen._tm.emit_assembly(library._get_module_for_linking()))
 """
 
 

@@ -37,8 +37,7 @@ class MicroKernel:
     order : the order in which products are added.
     lines : the lines of a panel for each word.
     rows : most rows of a product.
-    tiled : whether its operands are tiles: packed rows lie behind each other, and not interleaved.
-    unit : the words of k that its blocks are multiples of, so that blocks end where tiles do.
+    unit : the words of k that its blocks are multiples of: those of a tile.
     wide, narrow : the product of a few rows with a panel, of all its columns and of one vector (`simd.product_of`); of
         any number of rows if it is `tiled` (`amx.multiply_of`).
     listed : `wide` with a list of places to fetch, if the machine leaves memory time for it (`Tile.ahead`).
@@ -63,7 +62,6 @@ class MicroKernel:
     order: str
     lines: int
     rows: int
-    tiled: bool
     unit: int
     wide: Any
     narrow: Any
@@ -82,6 +80,11 @@ class MicroKernel:
     few: int
     short_depth: int
     avoids_aliases: bool
+
+    @property
+    def tiled(self) -> bool:
+        """Whether its operands are tiles, whose packed rows lie one behind the other and are not interleaved."""
+        return self.unit > 1
 
     def room(self, *shapes: tuple[int, int]) -> int:
         """Count the floats in which `words` packs matrices of some shapes."""
@@ -145,7 +148,6 @@ FLOATS = MicroKernel(
     order="serial",
     lines=1,
     rows=MR,
-    tiled=False,
     unit=1,
     wide=simd.product,
     narrow=simd.narrow_product,
@@ -240,7 +242,6 @@ PAIRS = MicroKernel(
     order="pairs",
     lines=PER_WORD,
     rows=MR,
-    tiled=False,
     unit=1,
     wide=simd.pair_product,
     narrow=simd.narrow_pair_product,
@@ -265,7 +266,6 @@ TILES = replace(
     order="amx",
     lines=1,
     rows=amx.ROWS,
-    tiled=True,
     unit=amx.SIDE,
     wide=amx.multiply_of(NR // LANES),
     narrow=amx.multiply_of(1),
