@@ -221,11 +221,11 @@ class Model:
             "each thread has a core like those of this machine, at the same clock and with the same private caches": (
                 f"{XEON}: wrong, two of them share a core"
             ),
-            "chunks of a region take equally long, and none waits for another": f"{XEON}: wrong, 32 ms of 231",
+            "chunks of a region take equally long, and none waits for another": f"{XEON}: wrong, some take longer",
             f"{n} threads start and end a region in {self.starts(n) / 1e3:.1f} µs; each doubling costs what those "
-            "measured here cost": f"{XEON}: right, within 4 ms of 231",
+            "measured here cost": f"{XEON}: right",
             f"the same work takes {self.stretch(n):.2f} times as long: what {most} threads take beyond the other "
-            "assumptions recurs with each doubling": f"{XEON}: 22 ms of 231 too little",
+            "assumptions recurs with each doubling": f"{XEON}: too little",
             f"{memory}{', as all cores get here' if here else ''}": "",
         }
         if self.caches > 1:
