@@ -1,8 +1,8 @@
 """A process that proves AMX on this machine, and may crash: ``python -m cpuopt.kernels.compile.prove``.
 
-Products of random words on AMX are compared with their model, bit by bit: of all numbers of rows, of many depths, alone
-and added, with zeros, infinities and numbers that are none, but none that are subnormal. Then the time of a product is
-compared with that of the micro-kernel that is used without AMX.
+It compares products of random words on AMX with their model, bit by bit: for many numbers of rows and of words along k,
+written and added, with zeros, infinities and NaN, and without subnormal numbers. Then it compares the time of a product
+with that of the micro-kernel that is used without AMX.
 """
 
 import time
@@ -38,7 +38,7 @@ def caller(multiply):
 
 
 def words(rng, shape, special):
-    """Draw words of two bfloat16: normal ones, and some that are zero, infinite or none."""
+    """Draw words of two bfloat16: normal ones, and some zeros, infinities and NaN."""
     exponents = rng.integers(107, 147, (*shape, 2), dtype=np.uint32)
     signs, digits = rng.integers(0, 2, (*shape, 2), dtype=np.uint32), rng.integers(0, 128, (*shape, 2), dtype=np.uint32)
     halves = (signs << 15) | (exponents << 7) | digits

@@ -96,7 +96,8 @@ def pack_outputs_by(micro):
     def pack_tiles(block, dout, m, depth, n0, rows):
         """Pack columns as rows: block[i * padded(depth) + k] = word of dout[m + k * group, n0 + i].
 
-        Whole squares are written, of which the last ones end in words that no product reads; one lies behind the rows.
+        Whole squares are written, and the last ones end in words that no product reads. Behind the rows lies the square
+        in which columns are gathered; in a thin product that is the panel, which is packed later.
         """
         apart = padded(depth)
         square, columns = block[apart * ceil(rows, LANES) * LANES :], dout.shape[1] - n0
