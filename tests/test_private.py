@@ -269,8 +269,3 @@ def test_what_is_no_file_of_usual_size_is_no_entry(folder, kind, monkeypatch):
         sealed(folder / "entry")
     with pytest.warns(CacheWarning, match="cannot be read"):
         assert read_entry(folder / "entry") is None
-
-
-def test_reading_makes_no_folder(folder):
-    assert read_entry(folder / "entry") is None
-    assert not folder.parent.exists()

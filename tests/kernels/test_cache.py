@@ -4,7 +4,6 @@ Edits are tried on a small throw-away package, which runs in processes of its ow
 """
 
 import abc
-import cProfile
 import ctypes
 import enum
 import errno
@@ -343,19 +342,6 @@ def test_comments_docstrings_dates_and_places_cost_a_second_process_nothing(pack
     assert {e.name.rpartition("-")[0] for e in package.entries()} >= {"alone-kernels", "over._locals_.closure-kernels"}
 
 
-def test_a_profiler_of_python_is_no_edit():
-    """While one watches a call of machine code, numba takes a flag away from the function's bytecode."""
-
-    @numba.njit
-    def twice(x):
-        return 2 * x
-
-    before = cache.digest(twice)
-    with cProfile.Profile():
-        assert twice(3) == 6
-    assert cache.digest(twice) == before
-
-
 def test_stale_bytecode_does_not_poison_the_cache(package):
     """Python itself runs old bytecode after an edit that leaves size and second alone; the cache must not keep it."""
     source = package.root / "colorsys.py"
@@ -626,24 +612,6 @@ def test_a_kernel_is_optimized_once_with_all_that_it_calls(folder, monkeypatch):
     assert len(optimized) == 1
 
 
-def test_what_is_loaded_is_not_parsed_until_it_is_linked(folder, monkeypatch):
-    assert compiled(scaled)(10) == 20
-    parsed, original = [], cache.llvm.parse_bitcode
-    monkeypatch.setattr(cache.llvm, "parse_bitcode", lambda *args: parsed.append(1) or original(*args))
-    loaded = compiled(scaled)
-    assert loaded(10) == 20
-    assert not parsed
-    monkeypatch.setitem(globals(), "FACTOR", 3)
-    with pytest.warns(CacheWarning, match="something that scaled depends on changed since"):
-        assert compiled(lambda x: loaded(x) + 1)(10) == 21
-    assert parsed
-
-
-def test_callees_of_the_same_types_are_told_apart(folder):
-    one, two, three = compiled(increment), compiled(lambda x: x + 10), compiled(lambda x: [x + 20][0] + 0.5)
-    assert compiled(lambda x: one(x) * 1000 + two(x) + three(x))(1) == 2032.5
-
-
 SORTED = """
 import sys
 import numba
@@ -830,32 +798,6 @@ def test_what_differs_is_told_apart(one, other):
     assert digest(one) == digest(one)
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "outside"),
-    [
-        ("colorsys", "colorsys.py", True),
-        ("os.path", "posixpath.py", True),
-        ("colorsys", "/home/me/colorsys.py", False),
-        ("mine", "site-packages/mine.py", False),
-        ("numba", "/home/me/numba/__init__.py", False),
-        ("__main__", "/home/me/script.py", False),
-    ],
-)
-def test_whose_code_the_versions_stand_for(name, file, outside):
-    module = ModuleType(name)
-    module.__file__ = str(Path(os.__file__).parent / file)
-    assert dependencies._is_outside(module) is outside
-
-
-def test_what_was_used_is_described_as_before():
-    """llvmlite keeps the text of an object that it printed, and Python the slot names of a class that it copied."""
-    vector = ir.VectorType(ir.FloatType(), 8)
-    things = vector, vector(None), Slotted(1)
-    before = digest(things)
-    assert str(things[1]).startswith("<8 x float>")
-    assert digest(things) == before
-
-
 # What is refused ------------------------------------------------------------------------------------------------------
 
 LOCK = threading.Lock()
@@ -907,10 +849,6 @@ def test_what_cannot_be_described_is_not_cached(folder, helper, reason):
     assert reason in message
     assert not list(folder.glob("*.nbc"))
     assert not cache.is_cached(kernel, INT)
-
-
-def test_an_attribute_with_the_name_of_a_builtin_is_described():
-    assert digest(lambda module: module.globals) != digest(lambda module: module.eval)
 
 
 @pytest.mark.parametrize("function", [lambda i: BIG[i], lambda i: PID() + i], ids=["a big array", "a pointer"])
@@ -972,12 +910,6 @@ def test_a_global_that_changes_during_compilation(monkeypatch):
 # The directory --------------------------------------------------------------------------------------------------------
 
 
-def test_the_directory_is_private(folder):
-    compiled(increment)(1)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.glob("*.nbc"))
-
-
 def test_where_the_directory_is(tmp_path, monkeypatch):
     assert entries.folder_in_use() == tmp_path / "own" / "kernels"
     monkeypatch.delenv("CPUOPT_CACHE_DIR")
@@ -987,36 +919,6 @@ def test_where_the_directory_is(tmp_path, monkeypatch):
     for unset in "", "relative":
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
         assert entries.folder_in_use() == tmp_path / "home" / ".cache" / "cpuopt" / "kernels"
-
-
-def writable(folder, which, mode):
-    folder.mkdir(parents=True, mode=0o700)
-    which.chmod(mode)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (lambda folder, patch: folder.parent.write_text("no directory"), "Not a directory"),
-        (
-            lambda folder, patch: writable(folder, folder, 0o770),
-            "other users can write to it, and what is in it may be theirs; delete it: rm -r",
-        ),
-        (lambda folder, patch: patch.setattr(os, "geteuid", lambda: 4711), "belongs to another user"),
-        (
-            lambda folder, patch: writable(folder, folder.parent.parent, 0o777),
-            "so can replace it; set CPUOPT_CACHE_DIR to a directory that only you can change",
-        ),
-    ],
-)
-def test_an_unsafe_directory_is_not_used(folder, monkeypatch, spoil, reason):
-    spoil(folder, monkeypatch)
-    with pytest.warns(CacheWarning) as caught:
-        assert not any([is_hit(compiled(increment), 1), is_hit(compiled(first), np.ones(1))])
-    (message,) = [str(warning.message) for warning in caught]
-    assert reason in message
-    assert not cache.is_cached(compiled(increment), INT)
-    assert not list(folder.parent.parent.rglob("*.nbc*"))
 
 
 def test_a_full_disk_is_no_error(folder, monkeypatch):
@@ -1048,11 +950,3 @@ def test_entries_that_nobody_uses_are_removed(folder):
     age(folder / "pruned", 2)
     entries.prune(folder)
     assert {file.name for file in folder.iterdir()} == {used.name, foreign.name, "pruned"}
-
-
-def test_nothing_happens_without_the_compiler(monkeypatch):
-    monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    plain = numba.njit(increment)
-    cache.attach(plain)
-    assert plain is increment
-    assert not cache.is_cached(plain, INT)

@@ -116,14 +116,12 @@ def test_no_process_compiles_for_another_if_nothing_is_kept(recheck, monkeypatch
 # The other versions ---------------------------------------------------------------------------------------------------
 
 BEHAVIOUR = [
-    "a_second_process_loads_everything",
+    "cost_a_second_process_nothing",
     "functions_of_one_name_stay_apart",
-    "a_parallel_kernel_hits",
     "a_numba_that_changed",
     "a_callee_has_machine_code_only",
     "a_kernel_is_optimized_once",
-    "what_is_loaded_is_not_parsed",
-    "(machine_code_is_the_same and before0)",
+    "machine_code_and_its_symbols_are_the_same",
     "each_internal_is_checked",
     "this_numba_is_supported",
 ]
