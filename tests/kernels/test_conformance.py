@@ -55,13 +55,15 @@ def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
             yield one
 
 
-def sparing(op: ops.Op, every: list[Case], draw: random.Random) -> list[Case]:
-    """Return the cases with the usual types and one set of others, of one optimizer: each costs a compilation."""
-    if op in ops.OPTIMIZERS.values():
+def sparing(k: registry.Kernel, every: list[Case], draw: random.Random) -> list[Case]:
+    """Return the cases with the usual types, and of one variant those with another set: each costs a compilation."""
+    if k.op in ops.OPTIMIZERS.values():
         return every
-    if op in FUSED and FUSED[op] is not random.Random(commit()).choice(OTHERS):
+    if k.op in FUSED and FUSED[k.op] is not random.Random(commit()).choice(OTHERS):
         return []
-    others = draw.choice(sorted({str(one.types) for one in every if one.types}) or [""])
+    narrow = [v for v in VARIANTS[k.op] if any(map(v.takes_all, other_types(k.op)))]
+    mine = bool(narrow) and random.Random(f"{commit()} {k.op.name}").choice(narrow) is k
+    others = draw.choice(sorted({str(one.types) for one in every if one.types and mine}) or [""])
     return [one for one in every if not one.types or str(one.types) == others]
 
 
@@ -71,7 +73,7 @@ def parameters() -> Iterator[object]:
         for k in variants:
             every = [one for one in cases_of(op, k) if k.takes_all(one.types)]
             draw = random.Random(f"{commit()} {k.name}")
-            some = {str(one) for one in covering(sparing(op, every, draw), draw)}
+            some = {str(one) for one in covering(sparing(k, every, draw), draw)}
             for one in every:
                 marks = () if str(one) in some else pytest.mark.slow
                 yield pytest.param(k, one, id=f"{k.name} {one}", marks=marks)
