@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cpuopt import machine
 from cpuopt.errors import UserError
-from cpuopt.isolate.process import Side, Steps, Worker, ended_by_sigterm
+from cpuopt.isolate.process import Side, Steps, Worker
 from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite, way
 from cpuopt.lab.peers import plan as bench_plan
 from cpuopt.lab.peers import worker as bench_worker
@@ -161,12 +161,6 @@ def test_a_against_a_shows_no_difference(fakes):
     assert result["ratio"]["low"] <= 1 <= result["ratio"]["high"]
     assert result["verdict"] == "inconclusive"
     assert any(d.startswith("inconclusive: the interval is") for d in result["doubts"])
-
-
-def test_a_machine_that_slows_down_meets_both_alike(fakes):
-    ratio = measure(fakes("A", drift=0.05), fakes("B", drift=0.05))["results"][0]["ratio"]
-    assert ratio["low"] <= 1 <= ratio["high"]
-    assert ratio["median"] == pytest.approx(1, abs=0.02)
 
 
 def test_short_steps_fill_200_ms_behind_one_that_does_not_count(fakes, monkeypatch):
@@ -486,36 +480,6 @@ def test_a_side_on_other_threads_is_refused(fakes):
         measure(fakes("A"), fakes("B", threads=3))
 
 
-def test_progress_reaches_the_cost_of_the_plan(fakes):
-    class Watch(View):
-        def __init__(self):
-            self.costs, self.stages, self.results = [], [], []
-
-        def stage(self, text):
-            self.stages.append(text)
-
-        def at(self, cost):
-            self.costs.append(cost)
-
-        def result(self, result):
-            self.results.append(result)
-
-    watch = Watch()
-    plan = replace(PLAN, sizes=((1, 8), (2, 8)), rounds=2)
-    measure(fakes("A"), fakes("B"), plan=plan, view=watch)
-    assert watch.costs == sorted(watch.costs)
-    assert watch.costs[-1] == pytest.approx(plan.cost)
-    assert "warming" in watch.stages
-    assert [(r.B, r.T) for r in watch.results] == [(1, 8), (2, 8)]
-
-
-def test_sigterm_unwinds():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit), ended_by_sigterm():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
 def test_sizes_are_read():
     assert parse_sizes("1x16, 4x64,1x16") == ((1, 16), (4, 64))
 
@@ -570,30 +534,12 @@ def test_a_python_without_torch_is_told_what_to_install(fakes, tmp_path):
     assert "\n" not in str(e.value)
 
 
-def test_compile_without_a_compiler_is_told_what_to_install(fakes, tmp_path):
-    side = bench_plan.peer_sides(replace(PLAN, peers=("torch-compile",)))[0]
-    side = replace(side, environment={**side.environment, "CXX": "/no/such/g++"})
-    with pytest.raises(UserError, match=r"torch-compile: torch.compile needs a C\+\+ compiler: install g\+\+"):
-        measure(fakes("A"), side)
-
-
 def shown(record):
     console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
         for r in report.tables(record):
             console.print(r)
         return console.export_text()
-
-
-def test_tables_fit_80_columns(fakes):
-    plan = replace(PLAN, sizes=((16, 16), (1, 64)), rounds=6)
-    record = measure(fakes("A", ms=[1234.5]), fakes("B", "torch-compile", ms=[2469.0]), plan=plan)
-    text = shown(record)
-    assert max(map(len, text.splitlines())) <= 80
-    rows = [line.split() for line in text.splitlines()]
-    assert ["16x16", "cpuopt", "1234", "370", "741", "123", "16", "1234", "2.00", "[2.00,", "2.00]"] in rows
-    assert ["torch-compile", "2469", "741", "1481", "247", "8", "2469", "13", "%", "of", "the", "limit"] in rows
-    assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00], 13 % of the limit" in text
 
 
 def script_of(name):
@@ -666,20 +612,8 @@ def test_two_variants_of_cpuopt():
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 
-@pytest.mark.slow  # two workers compile the kernels of bf16
-def test_two_sides_in_bfloat16_compute_one_model_in_float32():
-    how = {"swap": ("matmul_forward=vanilla",), "dtype": "bf16", "moments": "bf16", "threads": 2, "rounds": 2}
-    plan = Plan("gpt2-tiny", ((2, 8),), against=("optimized",), variant="optimized", **how)
-    record = Bench(plan, pause_s=0).run()
-    result = record["results"][0]
-    assert report.types_of(record) == ["bf16", "bf16 moments"]
-    assert (result["refused"], result["dtype"]) == (None, "bf16")
-    assert result["losses"]["cpuopt"] != result["losses"]["peer"]
-    np.testing.assert_allclose(result["losses"]["cpuopt"], result["losses"]["peer"], rtol=1e-3)
-
-
 def test_a_side_in_bfloat16_gives_the_losses_of_float32(tmp_path):
-    settings = {"model": "gpt2-tiny", "variant": "optimized", "threads": 1}
+    settings = {"model": "gpt2-tiny", "variant": "vanilla", "threads": 1}
     request = {"B": 2, "T": 8, "batches": "", "params": str(tmp_path / "params.npz")}
 
     def session(dtype):
@@ -774,26 +708,17 @@ def is_over(pid):
         return True
 
 
-@pytest.mark.parametrize("how", ["end", "raise", "interrupt", "fail"])
-def test_no_side_is_left_stopped_after_a_bench(fakes, tmp_path, monkeypatch, how):
-    error = {"raise": RuntimeError, "interrupt": KeyboardInterrupt}.get(how)
-    view = View()
-    if error:
-        costs = []
+def test_no_side_is_left_stopped_after_a_bench(fakes, tmp_path, monkeypatch):
+    view, costs = View(), []
 
-        def at(cost):
-            costs.append(cost)
-            if len(costs) > 3:
-                raise error
+    def at(cost):
+        costs.append(cost)
+        if len(costs) > 3:
+            raise KeyboardInterrupt
 
-        monkeypatch.setattr(view, "at", at)
-        with pytest.raises(error):
-            measure(fakes("A"), fakes("B"), view=view)
-    elif how == "fail":
-        with pytest.raises(UserError):
-            measure(fakes("A"), fakes("B", peak="die"))
-    else:
-        measure(fakes("A"), fakes("B"))
+    monkeypatch.setattr(view, "at", at)
+    with pytest.raises(KeyboardInterrupt):
+        measure(fakes("A"), fakes("B"), view=view)
     assert len(pids(tmp_path)) >= 2  # and the fixture looks that all of them are gone
 
 
@@ -835,8 +760,3 @@ def test_threads_wait_as_what_others_use_between_trials_says(monkeypatch, used, 
     assert way([], 1, 1e-3) == how
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert way([], 1, 1e-3) is None
-
-
-def test_the_record_says_how_threads_waited_in_each_trial(fakes):
-    record = measure(fakes("A", waiting=["spin", "sleep", "spin"]), fakes("B"), plan=replace(PLAN, rounds=3))
-    assert record["results"][0]["waiting"] == {"spin": 2, "sleep": 1}

@@ -8,7 +8,6 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -26,8 +25,8 @@ from cpuopt.kernels.toolkit import threads
 from cpuopt.kernels.toolkit.epilogue import copy_weights
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.pairs import load_pair
-from cpuopt.kernels.toolkit.simd import HOST, LANES, MR, NR, at, host_features, product_of
-from cpuopt.ops.storage import TYPES, storage
+from cpuopt.kernels.toolkit.simd import HOST, LANES, MR, NR, at, product_of
+from cpuopt.ops.storage import TYPES
 from cpuopt.program.fuse import usual
 
 BF16 = TYPES["bfloat16"].dtype
@@ -177,10 +176,6 @@ def test_the_instruction_and_two_multiply_adds_agree_on_random_products():
         )
 
 
-def test_the_features_say_whether_there_is_an_instruction():
-    assert HOST.dot == ({"avx512f", "avx512bf16"} <= host_features())
-
-
 def mutant(op, function):
     return Kernel(op, "mutant", function, narrow=True)
 
@@ -246,8 +241,9 @@ def weights_of(engine):
     return {n: p.tobytes() for n, p in engine.parameters().items()}
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
-@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize(
+    ("name", "variant"), [("gpt2-tiny", "vanilla"), ("gpt2-tiny", "optimized"), ("llama-tiny", "optimized")]
+)
 def test_training_is_that_of_float32_to_the_rounding_of_bfloat16(name, variant):
     half, whole = (losses_of(engine_of(name, dtype=t, variant=variant)) for t in ("bfloat16", "float32"))
     assert half != whole
@@ -336,44 +332,22 @@ def test_a_kernel_that_cannot_write_a_copy_is_followed_by_one(monkeypatch):
     key = "matmul_update", "vanilla"
     with monkeypatch.context() as m:
         m.setitem(registry.KERNELS, key, replace(registry.KERNELS[key], narrow=False))
-        engine = engine_of(choice=Choice("optimized", ["matmul_update=vanilla"]))
+        engine = engine_of(variant="vanilla", fuse=("update",))
     assert len(copies_behind(engine)) == 8
-    assert losses_of(engine, 3) == pytest.approx(losses_of(engine_of(), 3), rel=2e-3)
-
-
-def test_a_copy_that_is_one_step_old_is_noticed(monkeypatch):
-    want = losses_of(engine_of(), 4)
-    engine = engine_of()
-    bounds = [b for b in engine.calls if b.call.op.name == "matmul_update"]
-    assert bounds
-
-    def stale(bound):
-        run, copy = bound.kernel.function, engine.array(bound.call.args["copy"])
-
-        def function(*args):
-            before = copy.copy()
-            run(*args)
-            copy[...] = before
-
-        return function
-
-    for bound in bounds:
-        monkeypatch.setattr(bound, "kernel", Kernel(bound.call.op, "stale", stale(bound)))
-    engine.backwards = engine._loaded.backwards()
-    got = losses_of(engine, 4)
-    assert got[0] == want[0]
-    assert got[1:] != want[1:]
+    assert losses_of(engine, 3) == pytest.approx(losses_of(engine_of(variant="vanilla"), 3), rel=2e-3)
 
 
 @pytest.mark.parametrize("swaps", [["matmul_forward@h.0.*=blas"], ["*_backward*=generated"]])
 def test_a_kernel_without_bfloat16_is_fed_float32(swaps):
-    engine = engine_of(choice=Choice("optimized", swaps), fuse=())
+    engine = engine_of(choice=Choice("vanilla", swaps), fuse=())
     assert not any(bound.call.types for bound in engine.calls if bound.kernel.variant == "blas")
-    np.testing.assert_allclose(losses_of(engine, 3), losses_of(engine_of(dtype="float32"), 3), rtol=2e-3)
+    np.testing.assert_allclose(
+        losses_of(engine, 3), losses_of(engine_of(dtype="float32", variant="vanilla"), 3), rtol=2e-3
+    )
 
 
 def test_a_frozen_head_is_read_as_its_copy():
-    half, whole = (engine_of(freeze=["wte.*"], two_pass=t == "bfloat16", dtype=t) for t in ("bfloat16", "float32"))
+    half, whole = (engine_of(freeze=["wte.*"], variant="vanilla", dtype=t) for t in ("bfloat16", "float32"))
     before = weights_of(half)["wte.weight"]
     np.testing.assert_allclose(losses_of(half, 3), losses_of(whole, 3), rtol=2e-3)
     assert weights_of(half)["wte.weight"] == before
@@ -405,15 +379,6 @@ def test_memory_has_two_bytes_more_for_each_weight_that_a_product_reads():
     read = sum(p.nbytes // 2 for p in built_of().program.parameters if len(p.shape) == 2 and "wpe" not in p.name)
     assert plans[0]["copies"] == read
     assert plans[0]["parameters"] == plans[1]["parameters"] == 4 * config.n_params
-
-
-def test_a_storage_type_says_all_about_itself_and_an_unknown_one_is_refused():
-    half = storage("bfloat16")
-    assert (half.bytes, half.is_float, half.computes) == (2, True, "float32")
-    assert np.isnan(np.array(half.nan(0x7FC0F111), np.uint16).view(ml_dtypes.bfloat16))
-    assert {k.variant for k in registry.KERNELS.values() if k.others} == {"optimized", "rows"}
-    with pytest.raises(Exception, match="dtype 'bf16': expected 'float32' or 'bfloat16'"):
-        engine_of(dtype="bf16")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from verbs import goes_on
 
 from cpuopt import cli
 from cpuopt.engine import Engine
-from cpuopt.kernels import registry
 from cpuopt.lab import ab, tune
 from cpuopt.measure import rates
 from cpuopt.train import plans
-from cpuopt.train.job import Settings, build_only, how_of, prepare
+from cpuopt.train.job import Settings, prepare
 from cpuopt.weights.tensors import TensorFile
 
 SMALL = Settings(model="gpt2-tiny", B=2, T=16, threads=1, dtype="bf16")
@@ -25,10 +24,6 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def newest_run(tmp_path):
-    return max((tmp_path / "runs").iterdir(), key=lambda p: p.name)
-
-
 def tensors(folder):
     return {f.name: f.read_bytes() for f in sorted(folder.glob("*.safetensors"))}
 
@@ -37,15 +32,6 @@ def test_a_run_in_bfloat16_goes_on_bit_for_bit_and_in_no_other_type(tmp_path, ca
     flags, said = ["train", *FLAGS, "--val-every", "0"], "dtype 'bf16', not 'float32'"
     one = goes_on(capsys, tmp_path, *flags, refused=["--dtype", "float32"], said=said)
     assert len(tensors(one)) == 3
-
-
-def test_another_type_makes_another_run(tmp_path, capsys):
-    found = []
-    for dtype in ("float32", "bf16"):
-        assert cli.main(["train", *FLAGS[:-1], dtype, "--steps", "2", "--val-every", "0", "--save-every", "2"]) == 0
-        found.append(tensors(newest_run(tmp_path) / "checkpoints" / "step-00000002"))
-    assert found[0] != found[1]
-    assert "1 thread, bf16" in capsys.readouterr().out
 
 
 def test_what_is_saved_is_float32_until_it_is_converted(tmp_path):
@@ -73,13 +59,6 @@ def test_a_profile_names_the_types(capsys):
     assert "bf16, f32" in capsys.readouterr().out
     assert cli.main(["profile", *FLAGS[:-1], "float32", "--steps", "3"]) == 0
     assert "types" not in capsys.readouterr().out
-
-
-def test_copies_that_several_ranks_share_count_in_the_forward(capsys):
-    more = ["--total-batch", "64", "--reduce", "exact"]
-    assert cli.main(["profile", *FLAGS, *more, "--steps", "3", "--html", "p.html"]) == 0
-    job = build_only(replace(SMALL, total_batch=64))
-    assert any(c.phase == "convert" for c in job.program.calls)
 
 
 def test_steps_of_two_variants_begin_from_the_same_weights(monkeypatch):
@@ -120,13 +99,3 @@ def test_a_plan_is_for_one_type(tmp_path, monkeypatch):
     for row in products:
         assert "blas" not in row.hashes  # it takes float32 alone
         assert row.hashes["optimized"] != usual.rows[[r.op for r in usual.rows].index(row.op)].hashes["optimized"]
-
-
-def test_the_words_of_the_flag_are_types_that_an_engine_takes():
-    from cpuopt.train.settings import DTYPES
-
-    for word, name in DTYPES.items():
-        built = build_only(replace(SMALL, dtype=word))
-        assert how_of(replace(SMALL, dtype=word), prepare(SMALL).config).dtype == name
-        assert any(v.dtype == name for v in built.program.values)
-    assert registry.KERNELS["matmul_forward", "optimized"].others
