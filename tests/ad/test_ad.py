@@ -14,7 +14,6 @@ from numba import prange
 import cpuopt.kernels  # noqa: F401  (registers)
 from cpuopt import ops
 from cpuopt.ad import Interface, UnsupportedError, differentiate
-from cpuopt.ad.rules import DERIVATIVE
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.generated.load import backward
@@ -98,19 +97,6 @@ def test_the_text_of_every_generated_backward_is_as_it_was():
     if "CPUOPT_RENEW" in os.environ:  # then read the difference
         GOLDEN.write_text(json.dumps(texts, indent=0) + "\n")
     assert texts == json.loads(GOLDEN.read_text())
-
-
-@pytest.mark.parametrize("function", [user.recurrence, user.in_place])
-def test_a_derivative_may_be_written_with_or_without_spaces(function, monkeypatch):
-    before = differentiate(function, ["x", "w"], ["y"])
-    for name, derivative in (("tanh", "ONE-y*y"), ("log", "ONE/x")):
-        monkeypatch.setitem(DERIVATIVE, name, derivative)
-    assert differentiate(function, ["x", "w"], ["y"]).text == before.text
-
-
-def test_no_op_needs_a_tape():
-    for n in GENERATED:
-        assert "tape" not in backward(ops.ALL[n], registry.KERNELS[ops.ALL[n].inverts.name, "vanilla"]).text
 
 
 # Refusals -----------------------------------------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 Compiled in float32, on one thread and on several, each is compared with its reference in kernels/test_conformance.py.
 """
 
-import ast
 import hashlib
-import inspect
 from math import prod
 
 import numpy as np
@@ -16,7 +14,7 @@ from cpuopt import check_gradient, ops
 from cpuopt.ad import differentiate, emit
 from cpuopt.check.cases import SMALL, arguments, case, reference
 from cpuopt.cli import main
-from cpuopt.kernels import generated, registry
+from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.generated import REFUSED
 from cpuopt.kernels.generated.load import backward
@@ -116,11 +114,3 @@ def test_every_op_with_a_derivative_has_a_generated_one_or_a_reason(capsys):
     assert "no declared backward" in REFUSED["attention_decode"]
     assert main(["new-kernel", "matmul_gelu_backward", "--backward"]) == 2
     assert "matmul_gelu_backward: it fuses" in capsys.readouterr().err
-
-
-def test_importing_the_package_generates_nothing():
-    """What is generated is registered by a call, where all kernels are."""
-    body = ast.parse(inspect.getsource(generated)).body
-    plain = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AnnAssign
-    docs = [s for s in body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)]
-    assert [type(s) for s in body if not isinstance(s, plain) and s not in docs] == []

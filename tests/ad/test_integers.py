@@ -44,16 +44,6 @@ def test_so_it_is_in_a_kernel_that_is_no_differentiable_op():
     assert result.verdict == "right", result.reason
 
 
-def test_kernels_of_the_package_are_compiled_as_before():
-    for variant in ("vanilla", "optimized", "generated"):
-        for (_, of), k in registry.KERNELS.items():
-            if of == variant and hasattr(k.function, "_compiler") and k.op.name != "every_operator":
-                home = k.function.py_func.__module__
-                assert home.startswith("cpuopt") == (k.function._compiler.pipeline_class is not jit.PythonIntegers) or (
-                    home.startswith("cpuopt_generated.")  # of a user's op
-                )
-
-
 def mirrored(s, x):
     for i in prange(x.shape[0]):
         s[i] = x[i] * (-i)

@@ -1,19 +1,13 @@
 """Whatever a kernel calls its values and functions, its gradient is right or it is refused."""
 
-import ast
 import math
-import re
 
-import kernels as user
 import numba
 import numpy as np
 import programs
 import pytest
 
 from cpuopt.ad import Interface, UnsupportedError, differentiate, emit
-from cpuopt.ad.kernel import assigned
-from cpuopt.ad.naming import make_room, reserved
-from cpuopt.ad.subset import read
 
 
 def gradients(body, outside=(), interface=None):
@@ -86,37 +80,6 @@ def test_a_parameter_of_such_a_name_is_refused(name):
     f = programs.compiled(f"def f(x, y, {name}):\n    y[0] = x[0] * {name}\n")
     with pytest.raises(UnsupportedError, match=rf":1: 'def f.*: the backward needs the name of the parameter '{name}'"):
         differentiate(f, ["x"], ["y"])
-
-
-def test_the_reserved_names_are_all_that_generated_text_brings_with_it():
-    made = [differentiate(f, ["x", "w"], ["y"], record_all=r) for f in user.ALL.values() for r in (False, True)]
-    codes = [programs.Writer(programs.Random(seed)).program() for seed in range(20)]
-    for code in codes:
-        try:
-            made += [differentiate(programs.compiled(code), ["x", "w"], ["y"], record_all=r) for r in (False, True)]
-        except UnsupportedError:
-            continue
-    brought = set()
-    for m in made:
-        k = m.plan.kernel
-        own = {*k.params, *assigned(k.body), *k.views, *k.names, *m.params}
-        for n in (n for n in ast.walk(ast.parse(m.text)) if isinstance(n, ast.Name)):
-            adjoint = any(n.id.startswith(f"d{o}") for o in own) and not reserved(n.id)
-            if (
-                n.id not in own
-                and not adjoint
-                and not re.fullmatch(r"(seed|taken|took|shared)_*|max|min|abs|round|\w+_was_*", n.id)
-            ):
-                brought.add(n.id)
-    assert brought >= {"ZERO", "ONE", "chunk", "CHUNKS", "part", "tape", "tape2", "np", "prange", "range", "j0"}
-    assert all(reserved(n) for n in brought), [n for n in brought if not reserved(n)]
-
-
-def test_what_need_not_be_renamed_is_not():
-    kernel = read(user.rmsnorm)
-    before = {*assigned(kernel.body)}
-    make_room(kernel, ["dx"], "rmsnorm_backward")
-    assert assigned(kernel.body) == before
 
 
 # Functions ----------------------------------------------------------------------------------------------------------
