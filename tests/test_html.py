@@ -24,7 +24,6 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
-from cpuopt.machine import command
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import op_ids
 from cpuopt.measure.quartile import lower_quartile
@@ -34,10 +33,10 @@ from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.program.arena import gb
 from cpuopt.report import html
-from cpuopt.report.html import curves, labels, markup, shades, sweep
+from cpuopt.report.html import curves, labels, markup, sweep
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
-from cpuopt.report.html.svg import PARTS, LinearScale, LogScale
+from cpuopt.report.html.svg import PARTS
 from cpuopt.wording import four
 
 B, T, STEPS = 2, 16, 4
@@ -253,14 +252,6 @@ def test_text_that_is_not_escaped_is_noticed(attacked, monkeypatch):
         assert violations(html.report(*attacked)) == []
 
 
-def test_markup():
-    inside = [markup.tag("b", "<"), ["x", None, (1, 0.1234567)]]
-    odd = {"title": "\"'>", "class_": None, "text_anchor": "end"}
-    assert markup.tag("p", "a < b & c") == "<p>a &lt; b &amp; c</p>"
-    assert markup.tag("p", *inside) == "<p><b>&lt;</b>x10.123457</p>"
-    assert markup.tag("p", **odd) == '<p title="&quot;&#x27;&gt;" text-anchor="end"></p>'
-
-
 # The figures are those of the profile
 
 SECTIONS = ("loss", "timeline", "matrix", "roofline", "arena", "steps", "ops", "layers")
@@ -369,12 +360,6 @@ def again(profile, *layers):
     return replace(profile, layers=[*again, *(r for r in profile.layers if r not in rows)]), again
 
 
-def test_an_op_run_again_later_counts_as_of_its_first_phase(profile, engine):
-    tree = read(html.report(again(profile, "h.0.mlp")[0], engine))
-    (head, _) = (th for th in tree.all("th", scope="col") if th.text == "gelu_forward")
-    assert head.attrs["class"] == "forward"
-
-
 def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
     assert "again in the backward" not in read(html.report(profile, engine)).text
     mixed, rows = again(profile, "h.0.mlp", "h.1.mlp")
@@ -385,15 +370,6 @@ def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
     cells = [td.attrs["title"] for td in section.all("td") if "computed again" in td.attrs.get("title", "")]
     assert cells
     assert all("\ngelu_forward [" in c for c in cells)
-
-
-def test_a_layer_is_outlined_however_many_others_are_like_it(profile, engine):
-    (one,) = (r for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.1.mlp")
-    swapped = [r for r in profile.layers if r is not one] + [replace(one, variant="mine")] * 3
-    tree = read(html.report(replace(profile, layers=swapped), engine))
-    _, layers = tree.one("section", id="matrix").all("table")
-    outlined = [td.attrs["title"] for td in layers.all("td", class_="other")]
-    assert [t.splitlines()[0] for t in outlined if "gelu_forward" in t] == ["h.1.mlp"]
 
 
 def test_a_bar_for_every_call_of_the_step(tree, profile):
@@ -519,67 +495,6 @@ def test_no_two_names_of_the_roofline_overlap(profile, name, roofs):
     assert not left_out or name == "too many"
 
 
-@pytest.mark.parametrize("name", ["all in one place", "a tight row"])
-def test_names_that_overlap_are_noticed(profile, monkeypatch, name):
-    monkeypatch.setattr(labels.Box, "meets", lambda self, other: False)
-    assert overlaps(boxes(read(roofline(crowded(profile, HARD[name]))).one("svg")))
-
-
-def test_a_roofline_has_the_peak_of_bfloat16_if_an_op_has_that_type(profile):
-    roofs = replace(ROOFS, bf16_gflops=1e4, bf16_by="pairs")
-    for types, peaks in ((("float32",), {"FMA": 5e3}), (("bfloat16", "float32"), {"FMA": 5e3, "bf16": 1e4})):
-        svg = read(roofline(crowded(profile, HARD["a tight row"], roofs, types))).one("svg")
-        x, y = scale(svg, "x", log=True), scale(svg, "y", log=True)
-        lines = {line.text.split()[0]: line.attrs for line in svg.all("line", class_="roof")}
-        assert {name: y(lines[name]["y1"]) for name in peaks} == pytest.approx(peaks, rel=0.01)
-        assert set(lines) == {*peaks, "L1", "memory"}
-        for level in "L1", "memory":
-            end = x(lines[level]["x2"]), y(lines[level]["y2"])
-            assert end == pytest.approx((max(peaks.values()) / roofs.bandwidth(level), max(peaks.values())), rel=0.01)
-        assert x(lines["FMA"]["x1"]) == pytest.approx(5, rel=0.01)
-
-
-def test_the_scales_hold_no_decade_that_no_op_or_roof_needs(profile):
-    places = [(1.0, 40.0), (80.0, 120.0)]
-    crowd = crowded(profile, places)
-    slow = replace(crowd.layers[0], gflops=1e-4)
-    section = read(roofline(replace(crowd, layers=[*crowd.layers, slow])))
-    ticks = [float(t.text.replace(",", "")) for t in section.all("text", class_="tick") if "text-anchor" in t.attrs]
-    assert min(ticks) >= min(1.0, 5e3 / 1000) / 1.6  # the ridge of the steepest roof is 5, the least op 1 FLOP a byte
-    assert "Layers outside of the picture: 1 of 3." in section.text
-
-
-@pytest.mark.parametrize("theme", shades.THEMES)
-def test_digits_contrast_with_every_shade(theme):
-    pairs = [shades.colours(theme, i) for i in range(shades.SHADES + 1)]
-    assert min(shades.contrast(*pair) for pair in pairs) >= 4.5
-    assert shades.contrast("#ffffff", "#000000") == pytest.approx(21)
-    for ink in shades.INKS:  # neither black nor white suits all
-        assert min(shades.contrast(ink, back) for back, _ in pairs) < 4.5
-
-
-def test_the_head_says_where_the_figures_come_from(profile):
-    origin = {"cpu": "A CPU", "time": "2026-01-31T12:00:05+0100", "commit": "abc+", "command": "cpuopt profile"}
-    tree = read(html.report(replace(profile, origin=origin)))
-    facts = {div.one("dt").text: div.one("dd").text for div in tree.one("dl").all("div")}
-    assert facts["CPU"] == "A CPU"
-    assert (facts["measured"], facts["commit"]) == ("2026-01-31 12:00 +0100", "abc+")
-    assert tree.one("code").text == "cpuopt profile"
-    assert profile.origin["cpu"]
-    assert not list(read(html.report(replace(profile, origin={}))).all("code"))
-
-
-def test_the_command_has_a_short_name(monkeypatch):
-    for argv, said in (
-        (["/home/me/bin/cpuopt", "profile", "--swap", "a b=c"], "cpuopt profile --swap 'a b=c'"),
-        (["/home/me/cpuopt/__main__.py", "profile"], "cpuopt profile"),
-        (["scripts/mine.py", "-x"], "mine.py -x"),
-        (["-c"], ""),
-    ):
-        monkeypatch.setattr("sys.argv", argv)
-        assert command() == said
-
-
 def test_without_roofs_the_points_are_drawn_and_without_a_check_that_passed_nothing(profile, engine):
     bare = read(html.report(replace(profile, roofs=None, mfu=None), engine)).one("section", id="roofline")
     assert list(bare.all("circle"))
@@ -633,22 +548,6 @@ def test_the_losses_are_drawn_and_a_line_breaks_where_one_is_not_finite(tree):
     assert (x(alone.attrs["cx"]), y(alone.attrs["cy"])) == pytest.approx((5, 4.0), abs=0.01)
     assert "training loss is not finite at step 3, 4." in section.text
     assert "No step has a finite loss." in read(curves.curve({"loss": [(1, nan)]}, "loss")).text
-
-
-@pytest.mark.parametrize("line", [[(3, 1.5)], [(1, 0.0), (2, 0.0)], [(i, 1e-9 * i) for i in range(9)]])
-def test_curves_of_odd_lines(line):
-    places = re.findall(r'(?:[xy][12]?|c[xy]|points)="([^"]*)"', curves.curve({"loss": line}, "loss"))
-    assert not re.search("nan|inf", " ".join(places))
-
-
-@pytest.mark.parametrize(
-    "scale", [LinearScale(0, 7.3, 0, 100), LinearScale(-0.002, 0.001, 0, 100), LogScale(0.03, 40, 0, 100)]
-)
-def test_ticks_are_round_and_inside(scale):
-    ticks = scale.ticks()
-    assert 3 <= len(ticks) <= 12
-    assert all(scale.low <= t <= scale.high and 0 <= scale(t) <= 100 for t in ticks)
-    assert all(f"{t:.0e}"[0].lstrip("-") in "0123456789" and float(f"{t:.1e}") == pytest.approx(t) for t in ticks)
 
 
 # The files

@@ -1,7 +1,6 @@
 """`cpuopt runs`, on records that are written by hand."""
 
 import errno
-import io
 import json
 import os
 import re
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from cpuopt import cli, files
 from cpuopt.cli import common
@@ -21,7 +19,6 @@ from cpuopt.machine import commit, commits_of
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
-from cpuopt.report import console as console_module
 from cpuopt.report import records as records_report
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
@@ -301,28 +298,6 @@ def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_p
     assert one.hashes[f"{op}[vanilla]"] == two.hashes[f"{op}[vanilla]"] != one.hashes[f"{op}[blas]"]
     measured = [r["variant"] for r in records.history(records.entries(tmp_path / "runs"), op, "here")]
     assert sorted(measured) == ["blas", "blas", "vanilla", "vanilla", "vanilla"]
-
-
-def test_lists_fit_a_terminal_of_80_columns(tmp_path, monkeypatch, capsys):
-    keep(tmp_path, "first", profile())
-    keep(tmp_path, "second", profile({"GELU Forward": 1.5}, {"GELU Forward": "1" * 12}, seed=1))
-    records.keep(tmp_path / "runs", "ab", "gelu_forward-vanilla-mine", ab())
-    shown, runs = [], tmp_path / "runs"
-    for what in (["runs", "list"], ["runs", "compare", "first", "second"], ["runs", "history", "gelu_forward"]):
-        console = Console(width=80, file=io.StringIO(), highlight=False)
-        monkeypatch.setattr(console_module, "OUT", console)
-        assert cli.main(what) == 0
-        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-        assert all(len(line) <= 80 for line in lines)
-        shown.append(lines)
-    listed, compared, moved = shown
-    assert [line.split()[0] for line in listed if "20" in line[:2]] == [e.path.name for e in records.entries(runs)]
-    (gelu,) = (x.split() for x in compared if x.startswith("gelu_forward *"))
-    assert float(gelu[4]) == pytest.approx(1.5, abs=0.02)
-    assert gelu[-1] == "slower"
-    assert "* another kernel" in compared
-    assert sum(x.endswith("no difference") for x in compared) == len(OPS) - 1
-    assert sum("mine" in line for line in moved) == 3
 
 
 def test_nothing_there_says_what_to_run(tmp_path, capsys):

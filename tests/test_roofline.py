@@ -27,7 +27,6 @@ from cpuopt.measure.profile import OpRow
 from cpuopt.measure.roofline import Level, Roofs, TimedCall
 from cpuopt.measure.schemes import SCHEMES
 from cpuopt.program.fuse import usual
-from cpuopt.report import machine as report
 
 LEVELS = (Level("L1", 1000), Level("L2", 10_000, 2), Level("memory", None, 4))
 GBS = {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}
@@ -229,13 +228,6 @@ def test_figures_have_their_units(monkeypatch):
         assert by_kind == pytest.approx({"read": 10, "copy": 10, "triad": 10, "update": 20}, rel=1e-3)
 
 
-def test_a_thread_is_the_first_to_touch_what_it_streams(monkeypatch):
-    touched = []
-    monkeypatch.setattr(kernels, "update", lambda x, sums, n, floats, rounds: touched.append((n, n * floats / len(x))))
-    machine.Measurement(FakeMachine(monkeypatch), samples_s=1e-3).run([1, 2])
-    assert touched == [(2, pytest.approx(1, rel=1e-2))]
-
-
 def test_a_core_that_is_taken_away_does_not_end_the_search_for_rounds(monkeypatch):
     """Starting threads takes 3 µs, so one round a sample would give a thousandth of the rate."""
     fake, looks = FakeMachine(monkeypatch), iter(range(1000))
@@ -243,13 +235,6 @@ def test_a_core_that_is_taken_away_does_not_end_the_search_for_rounds(monkeypatc
     taken = lambda: 1e7 if next(looks) in (0, 1, 2) else 0  # noqa: E731
     monkeypatch.setattr(kernels, "fma", lambda x, sums, n, rounds: fake.cost(3000 + taken() + rounds * per_round))
     assert machine.Measurement(fake, samples_s=1e-3).gflops(1) == pytest.approx(2 * LANES / 0.25, rel=1e-2)
-
-
-def test_streams_are_too_large_for_the_level_below():
-    m = machine.Measurement()
-    m.levels = (*LEVELS[:1], Level("L2", 1 << 20), Level("L3", 32 << 20, 2), Level("memory", None, 2))
-    held = {name: 4 * 2 * m.floats(name, 2) for name in ("L2", "L3", "memory")}
-    assert 2 * 1000 < held["L2"] <= 2 << 20 < held["L3"] <= 32 << 20 < held["memory"]
 
 
 def test_threads_that_bring_nothing_are_doubted():
@@ -392,11 +377,6 @@ def test_a_file_that_cannot_be_used_is_measured_anew(text):
         assert machine.stored() == {}
 
 
-@pytest.mark.parametrize(("cpus", "n"), [("0", 1), ("0-3", 4), ("0-1,8-9", 4), ("", 1)])
-def test_shared_caches(cpus, n):
-    assert machine.count(cpus) == n
-
-
 def test_a_slow_threading_layer_is_said_with_what_to_install(monkeypatch):
     assert machine.slow_layer() is None
     monkeypatch.setattr(threads, "threading_layer", lambda: "workqueue")
@@ -431,16 +411,6 @@ def test_the_verb(capsys):
     assert re.search(r"T\*, bf16: 30 B +200 +200", out)
     assert max(map(len, out.partition("GB/s")[2].partition("measured")[0].splitlines())) <= 80
     assert content["schemes"][1] == {"name": "bf16", "moved_bytes": 30, "tokens": dict.fromkeys("124", 200.0)}
-
-
-def test_noise_is_told():
-    busy = {"name": "cc (7)", "cores": 0.9}
-    n = {"others_cores": 1.0, "busiest": [busy], "load_average": [2.0], "mhz": None, "governor": "powersave"}
-    said = report.noise({**n, "quota_cores": 1.5, "throttled": 3, "steal": 0.2})
-    assert said == (
-        "now: other processes use 1.00 cores (cc (7) 0.90); load average 2.0; frequency cannot be read; governor "
-        "powersave; CPU quota 1.5 cores; throttled 3 times; 0.20 cores taken by the hypervisor"
-    )
 
 
 # Threads of a region --------------------------------------------------------------------------------------------------

@@ -69,16 +69,6 @@ def test_predictions_of_equal_chunks_are_those_of_the_simulation(n):
         assert isclose(found.wall, call(serial, work, n).wall, abs_tol=3)
 
 
-def test_two_threads_are_predicted_from_one_within_5_percent():
-    worst = 0.0
-    for serial, work in schedules(0.2):
-        really = call(serial, work, 2).wall
-        few = any(1 < len(chunks) < 16 for chunks, _ in work)  # of two chunks, the longer one counts alone
-        error = abs(predict(call(serial, work, 1), 2, STARTS[2]).wall / really - 1)
-        worst = max(worst, error * (not few))
-    assert worst < 0.05
-
-
 def test_steps_of_many_schedules_are_predicted_within_5_percent():
     steps = [*schedules(0.2)]
     for n in 2, 16:

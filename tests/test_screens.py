@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
@@ -38,7 +37,6 @@ from cpuopt.report import (
     machine,
     records,
     scale,
-    style,
     sweep,
     tables,
     tune,
@@ -233,7 +231,6 @@ KERNELS = [
     {"op": op, "variant": v, "label": LABEL}
     for op, v in product((OP, "adamw"), ("vanilla", "optimized", "generated", "blas"))
 ]
-NORM = "model.layers.27.post_attention_layernorm.weight"
 SCREENS = {
     "profile": lambda: tables.profile_tables(profile()),
     "scale --detail": scaled,
@@ -284,22 +281,6 @@ def test_a_pipe_gets_tables_whole(verb):
     assert len(lines) <= len(printed(SCREENS[verb](), width=60, terminal=True))
 
 
-def test_a_generated_file_is_shown_without_its_digest():
-    name = f"gelu_backward_{'0f' * 16}.py"
-    assert inspect.brief(f"/home/somebody/.cache/cpuopt/generated/{name}:12") == "generated/gelu_backward.py:12"
-    assert inspect.brief("/home/somebody/gelu.py:12") == "/home/somebody/gelu.py:12"
-
-
-def test_the_checks_of_pipes_notice(monkeypatch):
-    """Mutants: a pipe has 80 columns, as rich has it; and lines of tables end as rich ends them."""
-    shown = SCREENS["check"]
-    whole = printed(shown())
-    monkeypatch.setattr(style, "_stripped", lambda line: line)
-    assert any(line != line.rstrip() for line in printed(shown()))
-    monkeypatch.setattr(console.Plain, "size", Console.size)
-    assert len(printed(shown())) > len(whole)
-
-
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("verb", SCREENS)
 def test_a_narrow_terminal_breaks_no_word_and_has_no_spaces_at_ends_nor_two_empty_lines(verb, width):
@@ -311,13 +292,6 @@ def test_a_narrow_terminal_breaks_no_word_and_has_no_spaces_at_ends_nor_two_empt
     bars = Counter(word for word in whole.elements() if set(word) <= set("█▏▎▍▌▋▊▉"))
     assert whole - Counter(" ".join(lines).split()) - bars == Counter()
     assert [line for line in lines if len(line.strip()) > width and " " in line.strip()] == []
-
-
-def test_the_check_of_words_notices(monkeypatch):
-    """The mutant: columns that give way as far as they must, as rich's do."""
-    monkeypatch.setattr(style, "_sizes", lambda column, wrap, header: (4, 30))
-    with pytest.raises(AssertionError, match="Counter"):
-        test_a_narrow_terminal_breaks_no_word_and_has_no_spaces_at_ends_nor_two_empty_lines("profile --detail", 80)
 
 
 def test_every_verb_that_prints_a_table_is_here():
@@ -349,9 +323,3 @@ def test_an_error_breaks_no_word_on_a_terminal(monkeypatch):
 def test_no_number_of_columns_swallows_what_is_printed(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     assert "tinyshakespeare" in "".join("".join(printed(SCREENS["data list"]())).split())
-
-
-@pytest.mark.parametrize(("steps", "epoch", "words"), [
-    (3, 3, "1 epoch of 3 steps"), (2, 1, "2 epochs of 1 step"), (1, 4, "0.25 epochs of 4 steps")])  # fmt: skip
-def test_one_epoch_is_no_plural(steps, epoch, words):
-    assert console.epochs(steps, epoch) == words

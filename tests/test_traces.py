@@ -1,16 +1,14 @@
-"""`--trace`: the rules of the format, and files that break each of them.
+"""`--trace`: the rules of the format.
 
 The rules are those of "Trace Event Format" (Chromium; JSON object format, complete and metadata events) as
 ui.perfetto.dev applies them.
 """
 
 import json
-from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,61 +147,6 @@ def test_times_are_microseconds(tmp_path):
     (first, second) = [e for e in chrome["traceEvents"] if e.get("cat") == "step"]
     assert (first["ts"], first["dur"], second["ts"]) == (0, 9, 10)
     assert [e["dur"] for e in chrome["traceEvents"] if e["name"] == "b"] == [1, 1]
-
-
-# Each rule notices what breaks it -------------------------------------------------------------------------------------
-
-
-def change(path, to):
-    """Give a mutant: one value of the file, by its path, becomes another; ``None`` takes it away."""
-
-    def mutate(data):
-        *way, last = path
-        for key in way:
-            data = data[key]
-        if to is None:
-            del data[last]
-        else:
-            data[last] = to
-
-    return mutate
-
-
-def call(name, key, to):
-    def mutate(data):
-        event = next(e for e in data["traceEvents"] if e["name"] == name)
-        event[key] = to(event[key]) if callable(to) else to
-
-    return mutate
-
-
-CHROME = {
-    "no list": change(["traceEvents"], {}),
-    "a unit that is none": change(["displayTimeUnit"], "us"),
-    "no name of the process": change(["traceEvents", 0], None),
-    "no name of the thread": change(["traceEvents", 1], None),
-    "metadata without a name": change(["traceEvents", 0, "args"], {}),
-    "a phase that is none": call("b", "ph", "x"),
-    "a begin without an end": call("b", "ph", "B"),
-    "no phase": call("b", "ph", None),
-    "a time as text": call("b", "ts", str),
-    "a negative time": call("step 3", "ts", -1),
-    "an endless duration": call("b", "dur", float("inf")),
-    "a thread that has a name, not a number": call("b", "tid", "calls"),
-    "another thread, unnamed": call("b", "tid", 7),
-    "args as a list": call("b", "args", []),
-    "a name that is a number": call("b", "name", 3),
-    "longer than its step": call("forward", "dur", lambda x: x + 1000),
-    "overlaps the next": call("b", "dur", lambda x: x + 0.5),
-    "earlier than what it is in": call("forward", "ts", lambda x: x - 0.5),
-}
-
-
-@pytest.mark.parametrize("mutant", CHROME)
-def test_the_rules_of_a_trace_notice(mutant, tmp_path):
-    data = deepcopy(written(tmp_path, steps_of([1000] * 20)))
-    CHROME[mutant](data)
-    assert chrome_faults(data)
 
 
 # From the command line ------------------------------------------------------------------------------------------------
