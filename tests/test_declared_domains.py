@@ -1,14 +1,11 @@
 """The checks know arguments by their declaration, and none by its name."""
 
-import ast
 import inspect
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import cpuopt.check
 from cpuopt import ops
 from cpuopt.check.cases import SMALL, Case, arguments, case
 from cpuopt.check.check import check
@@ -16,25 +13,7 @@ from cpuopt.check.scalars import START
 from cpuopt.kernels.registry import Kernel
 from cpuopt.ops.declaration import Op
 
-ELSEWHERE = {"cases.py": {"out"}, "dual.py": {"sin", "cos"}, "worker.py": {"seed"}}
-"""Words of the checks that are arguments' names too: a role, functions of NumPy, the seed of a request."""
-NAMES = {a.name for op in ops.ALL.values() for a in op.args}
 FORWARD = [op for op in ops.ALL.values() if not op.inverts and not op.inputs]
-
-
-def named(text):
-    """The names of arguments that a source file holds as text."""
-    found = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-    return {x for x in found if isinstance(x, str)} & NAMES
-
-
-@pytest.mark.parametrize("file", sorted(Path(cpuopt.check.__file__).parent.glob("*.py")), ids=lambda file: file.name)
-def test_no_check_names_an_argument(file):
-    assert named(file.read_text()) == ELSEWHERE.get(file.name, set())
-
-
-def test_a_name_in_a_check_is_noticed():
-    assert named('if "weight" in given or a.name == "bias":\n    pass') == {"weight", "bias"}
 
 
 def renamed(op, **changed):

@@ -164,26 +164,6 @@ def test_there_are_commands_and_blocks_to_try():
     assert sum(len(blocks(page, "python")) for page in PAGES) > 20
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("profle", "did you mean 'profile'"),
-        ("profile --detial", "left over"),
-        ("ab gelu_forwrad vanilla optimized", "no op"),
-        ("ab gelu_forward vanilla optimised", "no variant"),
-        ("check matmul_forward optimized", "no op 'optimized'"),
-        ("inspect gelu_forward blas", "no variant"),
-        ("profile --swap gelu=blas", "no variant 'blas'"),
-        ("train --variant optimised", "no kernel is registered"),
-        ("train --model gpt3", "no such preset"),
-        ("train --fuse geluu", "no such rewrite"),
-        ("ab gelu_forward", "are required"),
-    ],
-)
-def test_a_name_that_is_not_there_is_noticed(line, said, capsys):
-    assert said in trouble(line.split(), capsys, begun=["gelu_backward"])
-
-
 CHANGED = re.compile(r"`([\w/]+\.(?:py|md))`")
 
 

@@ -104,58 +104,6 @@ def test_the_overview_has_both_classes_and_says_what_is_not_measured(results, co
     assert xeon.count("not measured") == 7
 
 
-def test_doubts_of_one_kind_are_one_line_with_their_range(results):
-    rows = [
-        {
-            "B": 1,
-            "T": n,
-            "peer": "torch-eager",
-            "refused": None,
-            "doubts": [f"others used 0.{n} cores", "5 rounds are few"],
-        }
-        for n in (14, 17, 12)
-    ]
-    rows[0]["doubts"].append("a loss is not finite")
-    assert results.notes(rows) == (
-        "Notes: others used 0.12 to 0.17 cores; 5 rounds are few; a loss is not finite (1x14 torch-eager)."
-    )
-    assert results.notes([rows[0] | {"doubts": []}]) == ""
-
-
-def test_the_chart_has_the_five_programs_and_their_words(results):
-    chart = results.chart
-
-    def row(peer, dtype, ours, theirs):
-        times = {"cpuopt": {"median": ours}, "peer": {"median": theirs}}
-        one = {"peer": peer, "dtype": dtype, "peer_dtype": dtype, "step_ms": times}
-        return one | {"B": 4, "T": 64, "ratio": {"median": theirs / ours}}
-
-    record = {
-        "results": [
-            row("torch-eager", "float32", 1024, 2048),
-            row("torch-compile", "float32", 1000, 1600),
-            row("torch-amp-compile", "bf16", 512, 1280),
-            row("torch-bf16", "bf16", 500, 4000),
-        ],
-        "llmc": {"step_ms": {"median": 5120}},
-    }
-    bars = chart.bars(record)
-    assert list(bars) == [
-        "llm.c, C with OpenMP, float32",
-        "PyTorch eager, float32",
-        "PyTorch's fastest mode: torch.compile, autocast bf16",
-        "cpuopt, float32",
-        "cpuopt, bf16",
-    ]
-    assert list(bars.values()) == pytest.approx([50, 125, 200, 256, 500])
-    light, dark = (chart.draw(bars, theme) for theme in chart.THEMES.values())
-    assert chart.in_words(bars) in light.replace("&#x27;", "'")
-    assert light != dark
-    assert 'width="51.8"' in light  # a tenth of the longest
-    bare = {"results": record["results"][:1]}
-    assert list(chart.bars(bare)) == ["PyTorch eager, float32", "cpuopt, float32"]
-
-
 def test_what_is_missing_is_said_before_anything_is_measured(results, copy, tmp_path):
     with pytest.raises(SystemExit, match=r"has no PyTorch\. 'make .*' installs it.*make results PEERS="):
         results.main(["--measure", "--peer-python", str(tmp_path / "none" / "python")])
