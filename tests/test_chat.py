@@ -16,7 +16,6 @@ from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.generate.decoder import Decoder, Sampler
 from cpuopt.models import PRESETS, families, llama, load_all
-from cpuopt.program import arena
 
 load_all()
 CONFIGS = {
@@ -119,30 +118,6 @@ def test_the_cache_has_the_heads_of_keys_and_the_length_that_is_asked_for(whole)
     for n in (0, 65):
         with pytest.raises(UserError, match=f"--context {n}: expected 1 to 64"):
             Decoder(config, context=n)
-
-
-def test_a_token_reads_all_weights_but_an_embedding_that_is_not_the_head(whole):
-    config, parameters, _ = whole
-    rows = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    assert decoder_of(config, parameters).weight_bytes == 4 * (config.n_params - rows)
-
-
-def test_a_long_context_costs_what_is_asked_for(monkeypatch):
-    """131,072 positions of 16 layers would be 8.6 GB."""
-
-    def planned(nbytes, hint):
-        raise UserError(str(nbytes))
-
-    monkeypatch.setattr(arena, "check_fits", planned)
-    config = PRESETS["llama3.2-1B"]
-    with pytest.raises(UserError) as short:
-        Decoder(config, context=512)
-    with pytest.raises(UserError) as full:
-        Decoder(config)
-    cache = 4 * config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim
-    more = int(str(full.value)) - int(str(short.value))
-    assert more == pytest.approx((131072 - 512) * cache, rel=0.01)
-    assert int(str(short.value)) < 4 * config.n_params + (512 + 64) * cache + 60e6  # tables of angles: 34 MB
 
 
 # Chat

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from math import exp, log
+from math import log
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from cpuopt import cli
 from cpuopt.data import tokenizers
-from cpuopt.data.corpus import load_corpus
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import GPT2, Config
@@ -201,17 +200,6 @@ def test_a_named_text_is_read_whole_unless_the_weights_were_trained_on_it(capsys
     assert of_tokens("ids_val.bin", "--tokenizer", "bytes") == (400, "ids_val.bin (all)")
 
 
-def test_the_whole_of_a_text_is_the_file_in_its_order_and_no_copy():
-    Path("text.txt").write_bytes(text := bytes(range(32, 127)) * 9)
-    corpus = load_corpus("text.txt", vocab_size=256, T=8, B=1)
-    assert corpus.whole.tobytes() == text
-    assert np.shares_memory(corpus.whole, corpus.train)
-    assert np.shares_memory(corpus.whole, corpus.val)
-    Path("more.txt").write_bytes(text)
-    both = load_corpus("*.txt", vocab_size=256, T=8, B=1)
-    assert both.whole.tolist() == [*both.train, *both.val]
-
-
 def test_eval_reads_choices(capsys, tmp_path, engine):
     save_weights(Path("model.bin"), CONFIG, {n: p.copy() for n, p in engine.parameters().items()}.__getitem__)
     write(tmp_path / "x.bin", EXAMPLES)
@@ -262,10 +250,3 @@ def test_a_run_ends_with_its_bits_per_byte(capsys):
     assert found["val_bits_per_byte"] == pytest.approx(found["val_loss"]["1"] / log(2))
     metrics = [json.loads(line) for line in (Path(found["path"]) / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["val_bits_per_byte"] == found["val_bits_per_byte"]
-
-
-def test_perplexity_is_e_to_the_mean_loss(engine):
-    batches = [(np.full((4, 12), i, np.int32), np.full((4, 12), i + 1, np.int32)) for i in range(3)]
-    losses = [engine.forward(tokens=x, targets=y) for x, y in batches]
-    found = evaluate.perplexity(engine, iter(batches))
-    assert found["perplexity"] == pytest.approx(exp(sum(losses) / 3))

@@ -153,11 +153,6 @@ def test_a_scaling_that_is_not_right_is_refused(rope, said):
     assert said in str(e.value)
 
 
-def test_models_with_a_switch_for_windows_may_name_one(written):
-    assert config_of(model_type="qwen2", use_sliding_window=False, sliding_window=4096).hidden_size == 4096
-    assert config_of(model_type="qwen3", layer_types=["full_attention"] * 32).hidden_size == 4096
-
-
 def test_a_llama_that_transformers_refuses_is_not_written(tmp_path):
     config = Config(61, 25, 20, 1, 6, 2, 4, 16)
     with pytest.raises(UserError, match=r"hidden_size = 25 is not a multiple .* transformers refuses"):
@@ -194,13 +189,3 @@ def test_a_tied_head_may_be_there_and_must_be_equal(written):
     safetensors.numpy.save_file(arrays, path)
     with pytest.raises(UserError, match=r"lacks 'lm_head.weight'"):
         open_weights(folder)
-
-
-def test_shards_are_one_model(written):
-    folder, params = written()
-    (folder / "model.safetensors").unlink()
-    names = {name: f"model-0000{i % 2 + 1}-of-00002.safetensors" for i, name in enumerate(params)}
-    for file in set(names.values()):
-        safetensors.numpy.save_file({n: p for n, p in params.items() if names[n] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    assert same(open_weights(folder), params)

@@ -52,13 +52,6 @@ def test_it_is_profiled_compared_in_a_step_and_printed(capsys):
     assert (found["op"], found["model"]) == ("silu_forward", MODEL)
 
 
-def test_tune_plans_for_it(capsys):
-    flags = ["--model", MODEL, "-B", "2", "-T", "16", "--ops", "silu_forward", "--rounds", "6", "--limit", "20"]
-    found = ran(capsys, "tune", *flags, "--fuse", "none")
-    assert found["key"]["model"]["model"] == "qwen3"
-    assert [row["op"] for row in found["rows"] if row["shapes"] and row["op"] == "silu_forward"] == ["silu_forward"]
-
-
 @pytest.mark.parametrize("name", ["smollm2-135M", "qwen3-0.6B", "tinyllama-1.1B", "llama3.2-1B"])
 def test_every_preset_is_planned_with_all_rewrites(name):
     built = build_only(Settings(model=name, B=1, T=64, fuse="all"))

@@ -118,19 +118,6 @@ def test_sizes_name_their_model(capsys):
             models.parse(text)
 
 
-def test_the_help_lists_all_presets(monkeypatch, tmp_path, capsys):
-    known = [name for name in models.PRESETS if name != "mlp-tiny"]
-    assert sorted(models.preset_names()) == sorted(known)
-    (tmp_path / "mixer.py").write_text('"""A model."""\nmodels.register(Config, {"mixer-tiny": Config()})\n')
-    monkeypatch.setattr(models, "__path__", [str(tmp_path)])
-    assert models.preset_names() == ["mixer-tiny"]
-    monkeypatch.undo()
-    with pytest.raises(SystemExit):
-        cli.main(["bench", "-h"])
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in known)
-
-
 def test_load_gives_config_and_module():
     for name in models.PRESETS:
         config, module = models.load(name)

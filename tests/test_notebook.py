@@ -22,29 +22,9 @@ def gelu_forward(out, inp):
 """
 
 
-class Shell:
-    """The part of IPython that an extension uses."""
-
-    def __init__(self):
-        self.magics = {}
-
-    def register_magic_function(self, function, kind, name):
-        self.magics[kind, name] = function
-
-
 @pytest.fixture(autouse=True)
 def _aside(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-
-def test_the_extension_adds_two_magics():
-    cpuopt.load_ipython_extension(shell := Shell())
-    assert shell.magics.keys() == {("line", "cpuopt"), ("cell", "kernel")}
-
-
-def test_a_verb_prints_into_the_notebook(capsys):
-    magics.run_verb("program --model gpt2-tiny --fuse nothing")
-    assert "no such rewrite" in capsys.readouterr().out
 
 
 def test_a_wrong_kernel_fails_and_is_not_registered(capsys):

@@ -9,12 +9,11 @@ from verbs import ran
 from cpuopt import Engine, cli, kernels, nn
 from cpuopt import functional as F
 from cpuopt.errors import UserError
-from cpuopt.generate import uncached
 from cpuopt.generate.decoder import Decoder, Sampler, generate
 from cpuopt.generate.uncached import Uncached
 from cpuopt.models import own
 from cpuopt.models.gpt2 import Config
-from cpuopt.train import job, samples
+from cpuopt.train import job
 
 CONFIG = Config(2, 4, 64, 256, 40)
 FILE = '''
@@ -217,20 +216,3 @@ def test_an_engine_generates_from_its_weights_as_they_are():
     for prompt in ([], [30], [1] * 13):
         with pytest.raises(UserError, match=r"expected at least one, from 0 to 29|do not fit in the context of 12"):
             next(engine.generate(prompt))
-
-
-def test_one_padding_is_not_enough_to_see_that_a_model_looks_ahead(monkeypatch, lm):
-    """The mutant: with the same padding twice, a model that looks ahead passes."""
-    one, two = (filled(Uncached(own.open_own(lm("Ahead")), context=8)) for _ in range(2))
-    with pytest.raises(UserError, match="expected a causal model"):
-        one.read([1, 2])
-    padded = two._padded
-    monkeypatch.setattr(two, "_padded", lambda end, padding: padded(end, 0))
-    assert np.isfinite(two.read([1, 2])).all()
-
-
-def test_a_reader_is_made_once_a_run(capsys, monkeypatch, lm):
-    made = []
-    monkeypatch.setattr(samples, "reader_of", lambda *a, **k: made.append(1) or uncached.reader_of(*a, **k))
-    trained(capsys, lm("Net"), "--sample-every", "1")
-    assert made == [1]

@@ -8,12 +8,11 @@ import struct
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from cpuopt import cli, kernels, models
-from cpuopt.data import companions, corpus, encoding, untrusted
+from cpuopt.data import companions, corpus, encoding
 from cpuopt.data.corpus import load_corpus
 from cpuopt.data.encoding import encode_text, parts
 from cpuopt.data.pieces import Pieces
@@ -238,15 +237,6 @@ def test_a_text_of_one_line_is_cut_before_a_word(monkeypatch):
     assert [*parts(["some words\nand a line that goes on"])] == ["some words\n", "and a line that", " goes on"]
 
 
-def test_the_bytes_of_a_text_are_decoded_in_stretches(monkeypatch):
-
-    text = "größer 你好 \U0001f600\n".encode() * 50 + b"\xff\xe4\xbd"
-    whole = text.decode(errors="replace")
-    for n in (1, 2, 3, 1000):
-        monkeypatch.setattr(encoding, "READ", n)
-        assert "".join(encoding.decoded(np.frombuffer(text, np.uint8))) == whole
-
-
 def test_the_memory_that_encoding_takes_is_counted_before_and_while_it_runs(monkeypatch, capsys):
     monkeypatch.setattr(encoding, "PART", 1000)
     Path("text.txt").write_text("a line of text\n" * 1000)
@@ -259,14 +249,6 @@ def test_the_memory_that_encoding_takes_is_counted_before_and_while_it_runs(monk
     monkeypatch.setattr(t, "encode", lambda text: pytest.fail("it began"))
     with pytest.raises(UserError, match="needs"):
         encode_text(t, ["a" * 5000], 5000)
-
-
-def test_the_growth_of_part_is_bounded_by_the_same_numbers():
-    assert untrusted.growth({"normalizer": sequence(replace(" ", "▁"), {"type": "Prepend", "prepend": "▁"})}) == 12
-    assert untrusted.growth({"pre_tokenizer": BYTE_LEVEL}) == 3
-    assert untrusted.growth({}) == 1
-    for name in AFFIXES:
-        assert untrusted.growth(json.loads(Path(tokenizer(**{name: "##"})).read_text())) == 3
 
 
 def test_a_nul_byte_anywhere_is_no_text(monkeypatch):
