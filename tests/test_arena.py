@@ -178,10 +178,6 @@ def test_views_are_aligned_writable_and_apart():
     assert (again == 3).all()
 
 
-def test_an_arena_of_nothing_can_be_had():
-    assert arena.Arena(0).view(Program().value("v", (0,)), 0, (0,)).shape == (0,)
-
-
 def test_too_little_memory_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr(arena, "available_bytes", lambda: 2_000_000_000)
     arena.check_fits(2_000_000_000, str)

@@ -17,12 +17,12 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.nn.lora import Lora, add_adapters
-from cpuopt.program import arena, recompute
+from cpuopt.program import arena
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import RECOMPUTE
 from cpuopt.train import forecast
 from cpuopt.train.job import build_only
-from cpuopt.train.settings import Settings, read
+from cpuopt.train.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 B, T = 2, 16
@@ -103,57 +103,6 @@ def test_ranks_compute_the_same(shared):
         return Team(2, shared=shared).run(one)
 
     assert run("all") == run(0)
-
-
-# Mutants
-
-
-def stale_memory(monkeypatch):
-    """The memory of what a repeated call reads is free behind the forward."""
-    real = arena.lifetimes
-
-    def short(program, keep=()):
-        found = real(program, keep)
-        last = max(i for i, c in enumerate(program.calls) if c.phase == "forward")
-        inputs = {v for c in program.calls if c.repeats for v in c.reads if v in c.repeats.reads}
-        return found | {v: (found[v][0], last) for v in inputs if v.group == "activation"}
-
-    monkeypatch.setattr(arena, "lifetimes", short)
-
-
-def other_input(monkeypatch):
-    """Repeated products read what the embedding gave, in every block."""
-    real = recompute.repeated
-
-    def wrong(program, call, args, op=None):
-        made = program.calls[0].writes[0]
-        new = {"inp": made} if args.get("inp") is not made and call.op.role == "product" else {}
-        return real(program, call, args | {n: v for n, v in new.items() if v.shape == args[n].shape}, op)
-
-    monkeypatch.setattr(recompute, "repeated", wrong)
-
-
-def other_draw(monkeypatch):
-    """A repeated dropout drops other elements."""
-    real = recompute.repeated
-
-    def wrong(program, call, args, op=None):
-        return real(program, call, args | ({"stream": 99} if "stream" in args else {}), op)
-
-    monkeypatch.setattr(recompute, "repeated", wrong)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "case"),
-    [(stale_memory, "naive"), (other_input, "plain"), (other_draw, "adapters with dropout")],
-    ids=lambda x: getattr(x, "__name__", x),
-)
-def test_a_wrong_repetition_changes_the_numbers(trained, monkeypatch, mutant, case):
-    plain = trained(case)
-    mutant(monkeypatch)
-    name, how = CASES[case]
-    how = dict(how)
-    assert train(*model_of(name, how.pop("lora", None)), **how, recompute="all") != plain
 
 
 def test_an_input_that_changed_is_refused():
@@ -238,13 +187,6 @@ def test_a_model_without_blocks_and_wrong_numbers_are_refused():
 
 
 # As a setting
-
-
-def test_a_file_of_settings_gives_a_number_or_a_word(tmp_path):
-    for text, value in (("recompute = 4", 4), ('recompute = "all"', "all")):
-        (tmp_path / "x.toml").write_text(text)
-        assert read(tmp_path / "x.toml")["recompute"] == value
-        Settings(recompute=value).check()
 
 
 def test_a_run_ends_at_the_same_weights_and_goes_on_without(tmp_path, monkeypatch, capsys):

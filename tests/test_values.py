@@ -1,7 +1,5 @@
 """Values in models, as people write them: against PyTorch, and dropout against its formula."""
 
-import inspect
-import re
 import sys
 from pathlib import Path
 
@@ -13,9 +11,7 @@ from cpuopt import engine as core
 from cpuopt import functional as F
 from cpuopt.comm.threads import Team
 from cpuopt.errors import UserError
-from cpuopt.nn.values import MEANING
 from cpuopt.ops.dropout import keep
-from cpuopt.program.arithmetic import ValueArithmetic
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -69,12 +65,6 @@ def test_loss_gradients_and_ten_updates_are_pytorchs_on_any_number_of_threads(go
         assert other[0] == steps
         assert all(np.array_equal(other[1][name], gradients[name]) for name in SHAPES)
         assert all(np.array_equal(other[2][name], weights[name]) for name in SHAPES)
-
-
-def test_the_golden_losses_notice_another_model(golden):
-    engine = engine_of()
-    engine.parameters()["one"][0] *= 1.001
-    assert abs(engine.forward(**INPUTS) / golden["losses"][0] - 1) > 1e-5
 
 
 # Shapes
@@ -132,15 +122,6 @@ def test_merged_axes_are_no_other_shape_to_a_loss():
 
     inputs = {"x": ((2, 3, 4), "float32"), "y": ((2, 3), "int32")}
     assert "classifier_update" in {c.op.name for c in build(Head(), inputs, fuse="all").program.calls}
-
-
-def test_each_operator_of_a_value_stands_in_the_text_of_its_class():
-    """And each that asks the trace has a meaning there; no package above adds to the class."""
-    text = inspect.getsource(ValueArithmetic)
-    own = {name: f for name, f in vars(ValueArithmetic).items() if callable(f)}
-    assert {"__add__", "__rtruediv__", "__neg__", "__pow__", "__eq__", "sum", "view"} <= own.keys()
-    assert [name for name in own if name != "__hash__" and name not in text] == []
-    assert set(re.findall(r'self\._ask\("(\w+)"', text)) | {"missing"} == MEANING.keys()
 
 
 @pytest.mark.parametrize(
@@ -242,10 +223,6 @@ def test_ranks_drop_as_one_does():
             assert steps == alone
             assert np.array_equal(other.parameters()["weight"], engine.parameters()["weight"])
     assert alone[0].loss != alone[1].loss
-
-
-def test_no_dropout_is_no_call():
-    assert ops_of(lambda m, x: F.dropout(F.relu(x), 0)) == ["relu"]
 
 
 # Mistakes, and shapes of what comes out ------------------------------------------------------------------------------
