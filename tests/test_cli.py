@@ -115,10 +115,6 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy():
     assert not any({"numba", "llvmlite"} & {*imported} for imported in rest)
 
 
-def test_the_default_variant_is_spelled_as_the_registry_does():
-    assert Settings().variant == registry.DEFAULT
-
-
 def test_a_verb_is_a_module_and_a_line_of_the_list(monkeypatch, capsys):
     verb = ModuleType("cpuopt.cli.greet", "``cpuopt greet``: a greeting.\n\nMore of it.")
     verb.flags = lambda p: p.add_argument("name")
@@ -174,16 +170,6 @@ def test_the_help_of_a_flag_is_a_sentence(verb):
         assert action.help.split()[0] in IMPERATIVES.split(), action.help
         assert action.help.endswith("."), action.help
         assert len(action.help) < 260
-
-
-def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
-    """The mutant of the test above."""
-    module = sys.modules["cpuopt.cli.kernels"]
-    monkeypatch.setattr(
-        module, "__doc__", module.__doc__.replace("cpuopt kernels --kernels", "cpuopt kernels --kernel")
-    )
-    with pytest.raises(SystemExit):
-        test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right("kernels", capsys)
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
@@ -310,13 +296,6 @@ def test_make_train_ends_with_a_sample():
     (command,) = re.findall(r"^train: .*\n\t\$\(BIN\)/cpuopt (train .*)\$\(ARGS\)$", makefile, re.M)
     args = cli._parser()[0].parse_args(shlex.split(command))
     assert args.sample_every == Settings().steps
-
-
-def test_a_line_of_training_has_the_time_that_remains():
-    job = SimpleNamespace(settings=SimpleNamespace(steps=100))
-    seconds = iter([10.0, 12.0, 16.0])
-    view = console.TrainingView(job, quiet=True, clock=lambda: next(seconds))
-    assert [view.remaining(n) for n in (1, 2, 4)] == ["", "  0:03:16 remaining", "  0:03:12 remaining"]
 
 
 @pytest.mark.parametrize(("every", "printed"), [(0, [1, 4, 7, 10]), (4, [1, 4, 8, 10]), (1, [*range(1, 11)])])

@@ -1,6 +1,5 @@
 """`cpuopt check`: kernels that are wrong, crash or hang are found, one does not keep the others from being checked."""
 
-import io
 import json
 import re
 from copy import copy
@@ -25,7 +24,6 @@ from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import check as report
 from cpuopt.report import rendered
-from cpuopt.report.console import Plain
 
 HEAD = "import os\nfrom cpuopt import kernel, ops\n"
 BAD = {
@@ -55,7 +53,7 @@ def write(*variants):
 
 def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
     file = write(*((v, "residual_forward") for v in ("crash", "hang", "raises", "wrong", "right")))
-    flags = ["--quick", "--limit", "8", "--threads", "1,2", "--seed", "3", "--json"]
+    flags = ["--quick", "--limit", "5", "--threads", "1,2", "--seed", "3", "--json"]
     assert cli.main(["check", "--kernels", file, *flags]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["seed"], found["threads"]) == (3, [1, 2])
@@ -66,7 +64,7 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
         "right": "right",
     }
     assert verdicts["crash"][1].startswith("its process was ended by SIGABRT during 'check'")
-    late = "no answer to 'check' within 8 s, in residual_forward[hang]; it was ended; --limit gives it more time"
+    late = "no answer to 'check' within 5 s, in residual_forward[hang]; it was ended; --limit gives it more time"
     assert verdicts["hang"][1] == late
     assert verdicts["raises"][1].startswith("raised ValueError: no")
     wrong = next(k for k in found["kernels"] if k["variant"] == "wrong")["worst"]
@@ -163,16 +161,6 @@ def test_marginal_is_named_and_explained():
     assert "marginal: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 
-def test_a_name_is_whole_at_80_columns():
-    r = Result(
-        "classifier_backward[optimized:CHUNK=16384]", Case({"N": 3}), 1.5e9, "dweight", (123, 4567), -1.2e-7, 0.1
-    )
-    out = io.StringIO()
-    for shown in report.tables([whole([r])], 3, [1, 2]):
-        Plain(file=out, width=80).print(shown)
-    assert "wrong classifier_backward[optimized:CHUNK=16384]\n      1 1.5e+09 dweight[123, 4567]" in out.getvalue()
-
-
 def test_the_package_is_checked_at_the_sizes_of_a_model(capsys):
     flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--detail", "--seed", "0"]
     assert cli.main(["check", "gelu_forward", *flags]) == 0
@@ -198,17 +186,6 @@ def test_a_result_comes_back_from_json():
     ):
         assert Result.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
     assert Result("k", Case({}), 0.0, got=nan).to_json()["got"] is None
-
-
-def test_a_process_that_died_is_started_again():
-    with Child(
-        "cpuopt.check.worker", [write(("crash", "residual_forward"), ("right", "residual_forward"))], 2
-    ) as child:
-        asked = {"sizes": {"N": 4}}
-        with pytest.raises(UserError, match="SIGABRT"):
-            child.ask("check", op="residual_forward", variant="crash", case=asked, threads=[1], seed=0)
-        answer = child.ask("check", op="residual_forward", variant="right", case=asked, threads=[1], seed=0)
-    assert answer["result"]["status"] == "right"
 
 
 def test_a_file_without_kernels_is_refused():

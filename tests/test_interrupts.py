@@ -1,6 +1,5 @@
 """Ctrl-C and other signals, and several threads: weights are always those after whole steps, and nothing is lost."""
 
-import errno
 import itertools
 import json
 import os
@@ -12,7 +11,6 @@ import sys
 import termios
 import threading
 import time
-from contextlib import suppress
 from fcntl import ioctl
 from functools import cache
 from pathlib import Path
@@ -29,12 +27,10 @@ from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.files import private
 from cpuopt.kernels.compile import jit, libraries
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
-from cpuopt.report import console
 from cpuopt.signals import deferred, never_lost
 from cpuopt.train import checkpoint, record, samples, trainer
 from cpuopt.weights import open_weights
@@ -122,38 +118,6 @@ def test_a_ctrl_c_at_any_call_leaves_the_weights_of_a_whole_step(made, times):
     assert cuts > 10
 
 
-def test_a_storm_of_ctrl_c_leaves_the_weights_of_whole_steps(made):
-    build, states = made
-    engine, ended = build(), threading.Event()
-
-    def storm():
-        while not ended.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.0007)
-
-    hit, sender = 0, threading.Thread(target=storm)
-    usual = signal.getsignal(signal.SIGINT)
-    deadline = time.monotonic() + 60
-    try:
-        sender.start()
-        while engine.step_number < STEPS and time.monotonic() < deadline:
-            try:
-                engine.step(**batch(engine.step_number), lr=1e-2)
-            except KeyboardInterrupt:
-                hit += 1
-    except KeyboardInterrupt:
-        hit += 1
-    finally:
-        while True:
-            with suppress(KeyboardInterrupt):
-                ended.set()
-                sender.join()
-                break
-    assert hit
-    assert bits(engine) == states[engine.step_number]
-    assert signal.getsignal(signal.SIGINT) is usual
-
-
 def test_signals_wait_for_the_end_of_a_block_and_none_is_lost():
     seen = []
 
@@ -232,30 +196,6 @@ def test_a_second_thread_is_refused(made, call):
         go.set()
         first.join()
     assert bits(engine) == states[1]
-
-
-def test_two_threads_at_full_speed_train_as_one(made):
-    engine, alone = made[0](), made[0]()
-    taken, others = [], []
-
-    def work():
-        for _ in range(40):
-            try:
-                engine.step(**batch(0), lr=1e-3)
-                taken.append(1)
-            except UserError as e:
-                others.append(str(e))
-
-    both = [threading.Thread(target=work) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    assert all("in a call already" in text for text in others)
-    for _ in taken:
-        alone.step(**batch(0), lr=1e-3)
-    assert taken
-    assert bits(engine) == bits(alone)
 
 
 def test_a_call_from_within_a_step_is_refused():
@@ -363,21 +303,6 @@ def test_a_ctrl_c_before_the_first_step_says_what_is_not_written(monkeypatch, ca
     words = ["train", "--model", "gpt2-tiny", "--steps", "3", "--val-every", "0", "--threads", "1"]
     assert cli.main([*words, "--trace", "t.json"]) == 130
     assert "--trace t.json: not written, because no step was done" in capsys.readouterr().err
-
-
-def test_a_ctrl_c_on_the_way_to_a_folder_of_the_cache_is_not_lost(monkeypatch, tmp_path):
-    usual, closed = os.close, []
-
-    def close(descriptor):
-        usual(descriptor)
-        closed.append(descriptor)
-        if len(closed) == 1:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(os, "close", close)
-    with pytest.raises(KeyboardInterrupt), private.opened(tmp_path):
-        pass
-    assert len(closed) == 2
 
 
 # Runs
@@ -548,13 +473,6 @@ def test_an_output_that_no_disk_takes_costs_one_line():
     with open("/dev/full", "w") as full, command("kernels", stdout=full, stderr=subprocess.PIPE) as running:
         assert running.communicate()[1] == "cpuopt: cannot write the output: No space left on device\n"
     assert running.returncode == 1
-
-
-def test_only_output_that_is_lost_is_survived():
-    with console.surviving_hangup():
-        raise OSError(errno.EIO, "gone")
-    with pytest.raises(BrokenPipeError), console.surviving_hangup():
-        raise BrokenPipeError(errno.EPIPE, "no reader")
 
 
 def test_a_second_sigterm_ends_at_once():

@@ -20,7 +20,7 @@ from cpuopt.cli import ranks
 from cpuopt.comm import Serial
 from cpuopt.comm.agree import Agreement, CommonError
 from cpuopt.comm.launch import FOLDER, Launch, Link, mpiexec
-from cpuopt.comm.places import LAUNCHERS, Here, Promise, keeps, named, part, places, promised, suits
+from cpuopt.comm.places import LAUNCHERS, Here, Promise, keeps, part, places, promised, suits
 from cpuopt.comm.watchdog import Watchdog
 from cpuopt.errors import UserError
 
@@ -96,10 +96,6 @@ def test_parts_of_cores_are_fair(n_cores, n):
     assert sum(map(len, parts)) == max(n_cores, n)
 
 
-def test_cores_are_named_by_ranges():
-    assert [named(c) for c in ([3], [0, 1], [8, 0, 1, 2])] == ["core 3", "cores 0-1", "cores 0-2, 8"]
-
-
 def test_fewer_ranks_split_a_step_as_exactly():
     assert [ranks.fewer(8, w) for w in (8, 4, 2, 1)] == [4, 2, 1, None]
     assert [ranks.fewer(6, w) for w in (6, 3)] == [3, 1]
@@ -169,14 +165,6 @@ def test_ranks_print_where_the_launcher_prints_and_the_status_is_that_of_the_fir
     ended, said, _ = launched("print('rank', rank, flush=True); link.tell(run='x'); link.tell(status=3 - rank)")
     assert (ended.status, ended.died, ended.told, said) == (3, False, {"run": "x"}, [])
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "rank 0", "rank 1"]
-
-
-def test_an_error_of_one_rank_ends_all():
-    ended, said, took = launched("if rank == 1: link.tell(error='out of paper', status=7)\ntime.sleep(60)", size=3)
-    assert (ended.status, ended.died) == (7, False)
-    (only,) = said
-    assert re.fullmatch(r"rank 1 on \S+: out of paper", only)
-    assert took < 20
 
 
 @pytest.mark.parametrize(

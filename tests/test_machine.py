@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,28 +288,10 @@ def test_threads_wait_as_cores_and_environment_say(fresh, threads, running, envi
     assert machine.describe()["waiting"] == chosen  # records say how
 
 
-def test_a_record_keeps_what_held_when_it_was_made(fresh):
-    fresh(1)
-    machine.waiting(16)
-    before = machine.describe()["waiting"]
-    machine.waits("sleep")
-    assert (before["now"], before["changes"]) == ("spin", 0)
-    assert (machine.describe()["waiting"]["now"], machine.describe()["waiting"]["changes"]) == ("sleep", 1)
-
-
 @pytest.mark.parametrize(("used", "count"), [(0.4, 0), (0.6, 1), (3.0, 1)])
 def test_what_only_flares_up_is_no_load(fresh, used, count):
     fresh(2, used=used)
     assert machine.running() == count
-
-
-@pytest.mark.parametrize(("running", "watched"), [(1, []), (2, [0.2])])
-def test_others_are_watched_for_a_while_only_where_some_run(fresh, monkeypatch, running, watched):
-    fresh(running)
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    assert machine.running(1) == running - 1
-    assert slept[1:] == watched
 
 
 def test_a_quota_counts_as_few_cores(fresh, computer):
@@ -323,13 +304,6 @@ def test_an_unknown_way_of_waiting_is_refused(fresh):
     fresh(1, CPUOPT_WAITING="nap")
     with pytest.raises(UserError, match="CPUOPT_WAITING=nap: expected follow, spin, sleep"):
         machine.waiting(1)
-
-
-def test_a_load_that_cannot_be_read_counts_as_none(fresh, monkeypatch, tmp_path):
-    fresh("")
-    assert machine.running(1) == 0
-    monkeypatch.setattr(machine, "LOAD", tmp_path / "missing")
-    assert machine.running(1) == 0
 
 
 @pytest.mark.parametrize(("n", "variables"), [(12, {}), (17, {"OMP_WAIT_POLICY": "passive"})])
@@ -346,12 +320,3 @@ def test_threads_start_with_the_variables_of_their_way(fresh, monkeypatch, n, va
     threads.start(n)
     assert len(seen) == 1
     assert followed == ([12] if n == 12 else [])  # threads that sleep anyway follow nothing
-
-
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_one_thread_is_not_advised_to_who_has_it(monkeypatch, threads):
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    said = machine.beside_others()
-    assert ("take --threads 1" in said) == (threads == "2")
-    assert ("measure again when they are idle" in said) == (threads == "1")

@@ -127,11 +127,3 @@ def test_the_order_in_which_files_are_imported_changes_nothing():
     ]
     assert [f.stderr for f in found] == ["", "", ""]
     assert found[0].stdout == found[1].stdout == found[2].stdout != ""
-
-
-def test_a_name_that_is_declared_twice_is_refused(extended, tmp_path):
-    copytree(extended[0] / "cpuopt", tmp_path / "cpuopt")
-    text = (tmp_path / "cpuopt/ops/relu_squared.py").read_text()
-    (tmp_path / "cpuopt/ops/relu_twice.py").write_text(text)
-    done = python(tmp_path, "-c", "from cpuopt import ops")
-    assert "cpuopt/ops/relu_twice.py declares relu_squared_forward a second time" in done.stderr

@@ -325,12 +325,6 @@ def test_what_a_living_process_writes_is_not_a_leftover():
     assert files.remove_leftovers(Path("x.bin").absolute()) == [".tmp-x.bin-0123abcd"]
 
 
-def test_names_are_not_made_from_the_number_of_the_process(monkeypatch):
-    monkeypatch.setattr(os, "getpid", lambda: 7)
-    with files.whole_directory(Path("a/b")) as one, files.whole_directory(Path("a/b")) as other:
-        assert one != other
-
-
 @pytest.mark.parametrize(("name", "other"), [("out", "out-2"), ("model.bin", "model-2.bin")])
 def test_a_place_that_was_taken_meanwhile_is_left_alone_and_another_one_said(name, other):
     result, _, listener = run(Listener(1, lambda: Path(name).write_text("mine")), save=name)

@@ -5,7 +5,7 @@ from math import cos, pi, sqrt
 import pytest
 
 from cpuopt.errors import UserError
-from cpuopt.train.schedule import SCHEDULES, misfit, rate
+from cpuopt.train.schedule import SCHEDULES, rate
 from cpuopt.train.settings import Settings
 
 
@@ -59,12 +59,3 @@ def test_wsd_that_could_not_rise_stay_and_fall_is_refused(steps, warmup, words):
     got = rates("wsd", steps, warmup)
     assert got == sorted(got[:warmup]) + sorted(got[warmup:], reverse=True)
     assert got[-1] < max(got)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_whatever_is_accepted_falls_to_its_last_step(name):
-    """But for `constant`, and for one step."""
-    for steps in range(2, 40):
-        if not misfit(name, steps, 0):
-            got = rates(name, steps)
-            assert (got[-1] < got[0]) == (name != "constant"), steps

@@ -83,15 +83,6 @@ def test_a_resumed_run_goes_on_with_the_same_curve(run, monkeypatch, old):
     }[old]  # fmt: skip
 
 
-def test_without_a_new_beginning_the_old_points_would_show_twice(run, monkeypatch):
-    opening = tensorboard.opening
-    monkeypatch.setattr(tensorboard, "opening", lambda: opening()[:40])
-    folder = run(tensorboard=True, die_after=8)
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
-    run(resume=checkpoint.newest(folder), tensorboard=True)
-    assert len(curves(folder)["loss/train"]) > 12
-
-
 def test_a_number_that_is_none_and_a_byte_that_is_wrong(tmp_path):
     first = {"step": 1, "loss": None, "lr": 0.1, "grad_norm": math.inf, "step_ms": 1.0, "tokens_per_s": 2.0}
     run = Run(tmp_path, "x", {})

@@ -196,12 +196,6 @@ def test_a_state_that_is_not_brought_back_is_seen(monkeypatch):
         ab.Alone((vanilla(ops.adamw), vanilla(ops.adamw)), Case({"N": 40}, adds={}, layers=("x",)), 0, clock=CLOCK)
 
 
-def test_rows_that_a_call_does_not_touch_are_not_copied():
-    case = Case({"V": 50, "C": 8, "maxT": 6, "B": 1, "T": 3}, adds={"dwte": True, "dwpe": True})
-    _, sets = timed.draw(ops.embedding_backward, case, 0)
-    assert 1 <= len(sets[0].rows["dwte"]) <= 3
-
-
 # In the step ----------------------------------------------------------------------------------------------------------
 
 

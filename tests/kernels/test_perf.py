@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -86,12 +85,3 @@ def test_a_link_in_the_place_of_the_map_is_not_followed(monkeypatch, tmp_path):
     path.write_text("of an earlier process")
     perf._opened(path).close()
     assert path.read_text() == ""
-
-
-def test_symbols_become_names():
-    assert perf.short("_ZN6cpuopt7kernels6matmul11pack_tokensB20v11198B128c8tJ") == "pack_tokens"
-    assert perf.short("_ZN7cpython6cpuopt4gelu12gelu_forwardB2v1B8c8") == "python"
-    assert perf.short("__gufunc__._ZN13_3cdynamic_3e36__numba_parfor_gufunc_0x7fd3f7c2f350B2v1") == "loop"
-    assert perf.short("NRT_decref") == "NRT_decref"
-    assert perf.functions(b"no object") == []
-    assert Path(perf.FOLDER) == Path("/tmp")

@@ -65,10 +65,6 @@ def test_cycles_are_near_to_the_port_limit() -> None:
     assert 1.9 * cycles < twice < 2.1 * cycles
 
 
-def test_no_cycles_without_the_tool() -> None:
-    assert reader.cycles(hot("haswell"), TARGETS["haswell"], "no-such-tool") is None
-
-
 LOOPS = {
     "neoverse-v2": """
 	.type	outer,@function
