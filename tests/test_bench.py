@@ -256,18 +256,6 @@ def test_another_model_is_noticed_before_it_is_timed(fakes, tmp_path, scale, los
     assert measure(fakes("A"), fakes("B", at={"4": 20.0001}))["results"][0]["ratio"]
 
 
-def test_the_fastest_peer_of_each_size_is_named(fakes):
-    plan = replace(PLAN, sizes=((1, 8), (2, 8)), rounds=2)
-    sides = fakes("B", "torch-eager", ms=[800]), fakes("B", "transformers", ms=[600]), fakes("B", "vanilla", ms=[100])
-    record = measure(fakes("A", ms=[400]), *sides, plan=plan)
-    assert [(r["B"], r["peer"], r["of"]) for r in record["faster"]] == [
-        (n, "transformers", ["torch-eager", "transformers"]) for n in (1, 2)
-    ]
-    assert record["faster"][0]["ratio"]["median"] == pytest.approx(1.5)
-    assert "2x8   float32 transformers torch-eager, transformers 1.50 [1.50, 1.50]" in shown(record)
-    assert measure(fakes("A"), sides[0], plan=plan)["faster"] == []
-
-
 LIBRARY = {"torch": "9.9", "capability": "AVX512", "products_by": "MKL SGEMM for Intel(R) Architecture"}
 
 
@@ -551,31 +539,9 @@ def script_of(name):
     return module
 
 
-ONEDNN = """onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 support
-onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors
-onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,256x768,33.3
-"""
 MKL = """MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture {} Lnx 2.60GHz lp64
 MKL_VERBOSE SGEMM(T,N,3072,256,768,0x7fff4571e5b0,0x7fae46713040,768,0x55,768,0x7ff,0x55,3072) 126.58ms NThr:2
 """
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (ONEDNN, "oneDNN brg_matmul:avx512_core_bf16"),
-        (MKL.format("Intel(R) Architecture processors,"), "MKL SGEMM for Intel(R) Architecture"),
-        (
-            MKL.format("Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) enabled processors,"),
-            "MKL SGEMM for Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512)",
-        ),
-        ("", "neither oneDNN nor MKL"),
-    ],
-)
-def test_what_ran_a_product_is_read_from_what_the_libraries_print(text, said):
-    assert script_of("peer_worker").ran_by(text) == said
-    own = script_of("peer_worker").ran_by(text, chosen=True)  # MKL prints the same whatever it chose
-    assert own == ("MKL SGEMM, own choice of code" if "MKL" in said and text else said)
 
 
 class Idle(View):

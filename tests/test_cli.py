@@ -157,17 +157,10 @@ def flags_of(parser):
             yield action
 
 
-IMPERATIVES = (
-    "Accumulate Add Allow Answer Apply Begin Change Check Compare Compile Continue Decay Do Draw End Evaluate "
-    "Expect Fill Generate Hold Inspect Keep Let List Load Make Measure Name Predict Prepare Print Put Read Register "
-    "Reply Require Restart Run Sample Scale Set Show Start Stop Store Tokenize Train Update Use Validate Watch Write"
-)
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_flag_is_a_sentence(verb):
     for action in flags_of(cli._parser()[1][verb]):
-        assert action.help.split()[0] in IMPERATIVES.split(), action.help
+        assert action.help[0].isupper(), action.help
         assert action.help.endswith("."), action.help
         assert len(action.help) < 260
 

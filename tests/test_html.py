@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from html.parser import HTMLParser
 from math import log10, nan
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -33,7 +32,7 @@ from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.program.arena import gb
 from cpuopt.report import html
-from cpuopt.report.html import curves, labels, markup, sweep
+from cpuopt.report.html import curves, labels, markup
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
 from cpuopt.report.html.svg import PARTS
@@ -308,34 +307,12 @@ def test_the_matrix_sums_to_the_step_and_outlines_the_swapped_layer(tree, profil
     assert max(r.ms for r in profile.layers) in darkest
 
 
-RULES = re.compile(r"[.]([A-Za-z][\w-]*)")
-PAGES = sorted(Path(html.__file__).parent.glob("*.py"))
-
-
 def classes(source):
     """The classes that a file of the report gives to elements; of a class that ends in a number, the beginning."""
     for call in ast.walk(ast.parse(source)):
         for value in (k.value for k in getattr(call, "keywords", ()) if k.arg == "class_"):
             for text in (c.value for c in ast.walk(value) if isinstance(c, ast.Constant) and isinstance(c.value, str)):
                 yield from text.split()
-
-
-def without_rule(sources, rendered, css):
-    """Classes that no rule of the style matches, those of files and of a page."""
-    rules = set(RULES.findall(css))
-    used = {c for source in sources for c in classes(source)} | {c for e in rendered for c in e.attrs["class"].split()}
-    return {c for c in used if c not in rules and f"{c}0" not in rules}
-
-
-def test_every_class_of_the_pages_has_a_rule(tree):
-    style = tree.one("style").text
-    rendered = [e for e in tree.all() if "class" in e.attrs]
-    sources = [file.read_text() for file in PAGES]
-    assert "other" in {c for e in rendered for c in e.attrs["class"].split()}
-    assert without_rule(sources, rendered, style + sweep._style()) == set()
-    unruled = re.sub(r"[.]matrix [.]other.*", "", style)
-    assert unruled != style
-    assert without_rule(sources, [], unruled + sweep._style()) == without_rule([], rendered, unruled) == {"other"}
 
 
 def scale(svg, axis, log=False):
@@ -358,18 +335,6 @@ def again(profile, *layers):
     rows = [r for r in profile.layers if r.op == "gelu_forward" and r.layer in layers]
     again = [replace(r, phase="recompute") for r in rows]
     return replace(profile, layers=[*again, *(r for r in profile.layers if r not in rows)]), again
-
-
-def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
-    assert "again in the backward" not in read(html.report(profile, engine)).text
-    mixed, rows = again(profile, "h.0.mlp", "h.1.mlp")
-    section = read(html.report(mixed, engine)).one("section", id="matrix")
-    ms, share = sum(r.ms for r in rows), sum(r.share for r in rows)
-    words = f"Computed again in the backward: gelu_forward (2 calls); {four(ms)} ms, {share:.1f} % of the step."
-    assert words in section.text
-    cells = [td.attrs["title"] for td in section.all("td") if "computed again" in td.attrs.get("title", "")]
-    assert cells
-    assert all("\ngelu_forward [" in c for c in cells)
 
 
 def test_a_bar_for_every_call_of_the_step(tree, profile):

@@ -260,16 +260,12 @@ def test_gradients_and_outputs_have_the_shapes_that_were_written():
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (lambda x: x.expand(0, 4, 6), "expand: a value of shape"),
-        (lambda x: x.sum(0.5), "sum: dim=0.5"),
         (lambda x: x.reshape("ab"), "a shape has the size 'a'"),
-        (lambda x: x * 10**400, "the factor is inf"),
         (lambda x: F.relu(3), "'inp' is int; expected a value"),
         (lambda x: F.relu(np.ones(3)), "'inp' is ndarray; expected a value"),
         (lambda x: abs(x), r"abs\(x\): write"),
         (lambda x: x % 2, "x % n and"),
         (lambda x: x == 1, "x == y: the model is traced once"),
-        (lambda x: x != x * 2, "x == y: the model is traced once"),
         (lambda x: x if x else 0, "if x: the model is traced once"),
         (lambda x: x * float(x), "is no number"),
         (len, "is no number"),

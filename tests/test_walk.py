@@ -19,8 +19,6 @@ from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
-from cpuopt.lab.ab import case_at
-from cpuopt.lab.starter import starter
 
 RELU2 = """
 from numba import prange
@@ -194,69 +192,6 @@ def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
     assert re.search(r"relu2_forward N=512, 1x *\n +vanilla .*\n +mine ", out)
 
 
-SHARED = """
-from numba import prange
-
-from cpuopt import differentiable
-from cpuopt.ops.declaration import inp, out, symbols
-
-R, H = symbols("R H")
-
-
-@differentiable(out("out", R, H), inp("inp", R, H), inp("w", H))
-def weighted(out, inp, w):
-    for r in prange(out.shape[0]):
-        total = 0.0
-        for h in range(out.shape[1]):
-            total += inp[r, h]
-        for h in range(out.shape[1]):
-            out[r, h] = (inp[r, h] - total) * w[h]
-"""
-
-
-def test_a_starter_of_a_backward_with_scratch_registers_it():
-    Path("weights.py").write_text(SHARED)
-    cpuopt.kernels.load_all(["weights.py"])
-    op = ops.weighted_backward
-    assert registry.KERNELS["weighted_backward", "vanilla"].scratch  # or this shows nothing
-    Path("copy.py").write_text(starter(op, "mine"))
-    cpuopt.kernels.load_all(["copy.py"])  # a name that the standard library has too
-    mine, usual = (registry.KERNELS["weighted_backward", v] for v in ("mine", "vanilla"))
-    sizes = {"R": 3, "H": 5}
-    assert mine.work(sizes) == usual.work(sizes)
-    with pytest.raises(UserError, match=r"--sizes: weighted_backward has the symbols R, H: add H=\.\.\.; R is given"):
-        case_at(op, {"R": 3})
-
-
-CHUNKS = """
-from numba import prange
-from relu2 import relu2
-
-from cpuopt import kernel
-
-def make(CHUNK):
-    @kernel(relu2.forward, f"mine:CHUNK={CHUNK}", scratch=[("tile", CHUNK)])
-    def relu2_forward(out, inp, tile):
-        for i in prange(inp.shape[0]):
-            x = max(inp[i], 0) * (CHUNK // CHUNK)
-            out[i] = x * x
-
-for size in (4096, 1024):
-    make(size)
-"""
-
-
-def test_one_function_makes_a_kernel_for_each_block_size():
-    Path("mine.py").write_text(CHUNKS)
-    for _ in range(2):  # the second time changes nothing
-        cpuopt.kernels.load_all(["mine.py"])
-        assert registry.variants("relu2_forward") == ["vanilla", "mine:CHUNK=4096", "mine:CHUNK=1024"]
-    one, other = (registry.KERNELS["relu2_forward", f"mine:CHUNK={n}"] for n in (4096, 1024))
-    assert (one.work({})["tile"], other.work({})["tile"]) == (((4096,), "float32"), ((1024,), "float32"))
-    assert cache.digest(one.function) != cache.digest(other.function) != "unknown"
-    assert registry.Choice("vanilla", ["relu2=mine:CHUNK=1024"]).resolve("relu2_forward", "x") is other
-
-
 # Files that import each other -----------------------------------------------------------------------------------------
 
 
@@ -346,19 +281,6 @@ def test_a_judgement_is_forgotten_when_the_op_itself_changes():
             del registry.KERNELS[key]
     assert all(keys)
     assert keys[0] != keys[1]
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [
-        ("N=3", [{"N": 3}]),
-        ("N=3,N=4", [{"N": 3}, {"N": 4}]),
-        ("BT=2,C=3", [{"BT": 2, "C": 3}]),
-        ("BT=2 C=3, BT=4 C=5", [{"BT": 2, "C": 3}, {"BT": 4, "C": 5}]),
-    ],
-)
-def test_sizes_by_symbol(text, sizes):
-    assert sizes_by_symbol(text) == sizes
 
 
 @pytest.mark.parametrize("text", ["N=0", "N=-3", "N=x", "=3", "4x64=", "N=3,C=4,N=5", " , "])
