@@ -85,25 +85,6 @@ def test_a_page_of_a_machine_without_records_is_named(results, copy, capsys):
     assert "xeon.md has no records" in capsys.readouterr().err
 
 
-def test_the_overview_has_both_classes_and_says_what_is_not_measured(results, copy):
-    def in_bf16(record):
-        rows = [r | {"dtype": "bf16", "peer_dtype": "bf16", "peer": "torch-amp"} for r in record["results"]]
-        faster = [r | {"ratio": dict.fromkeys(r["ratio"], 3.0), "peer": "torch-bf16"} for r in rows]
-        record["results"] = [
-            *(r | {"dtype": "float32", "peer_dtype": "float32"} for r in record["results"]),
-            *(r | {"ratio": dict.fromkeys(r["ratio"], 2.5)} for r in rows),
-            *faster,
-        ]
-
-    changed(copy / "benchmarks" / "records" / "zen4" / "suite.json", in_bf16)
-    shutil.rmtree(copy / "benchmarks" / "records" / "xeon")
-    results.main([])
-    lines = (copy / "docs" / "results" / "README.md").read_text().splitlines()
-    zen4, xeon = (next(line for line in lines if name in line) for name in ("zen4.md", "| Xeon"))
-    assert "| 2.50 |" in zen4
-    assert xeon.count("not measured") == 7
-
-
 def test_what_is_missing_is_said_before_anything_is_measured(results, copy, tmp_path):
     with pytest.raises(SystemExit, match=r"has no PyTorch\. 'make .*' installs it.*make results PEERS="):
         results.main(["--measure", "--peer-python", str(tmp_path / "none" / "python")])
@@ -139,36 +120,6 @@ def test_a_measurement_writes_the_records_of_this_machine(results, copy, tmp_pat
     monkeypatch.setattr(subprocess, "CompletedProcess", lambda command, status: type("Done", (), {"returncode": 2}))
     with pytest.raises(SystemExit):
         results.main(["--measure", *flags])
-
-
-def test_a_record_of_threads_is_a_table_of_a_machine_with_its_cores(results, copy, monkeypatch):
-    none, cores = dict.fromkeys(results.REASONS, 0.0), {"cores": 16, "cpu": "A Xeon", "load_average": [0.0]}
-    step = {
-        "ms": {"1": 1600.0, "16": 200.0},
-        "efficiency": {"1": 1.0, "16": 0.5},
-        "lost_ms": {"16": {**none, "start": 7.5}},
-    }
-    told = {"model": "gpt2-124M", "B": 4, "T": 64, "steps": 5, "step": step, "doubts": ["no OpenMP"]}
-    asked = []
-
-    def run(command, **how):
-        asked.append(command[3:])
-        return subprocess.CompletedProcess(command, 0, json.dumps(told))
-
-    monkeypatch.setattr(
-        results.machine, "describe", lambda: cores | {"caches": {"L2": "2048K"}, "memory_bytes": 10**11}
-    )
-    monkeypatch.setattr(results.machine, "cores", lambda: 16)
-    monkeypatch.setattr(results, "measure", lambda args, whole=results.measure: whole(args, run))
-    assert results.main(["--measure", "--only", "scale"]) == 0
-    assert asked[1:] == [["machine"], ["scale", *results.RUNS["scale"], "--json"]]
-    name = results.name_of_this_machine()
-    page = (copy / "docs" / "results" / f"{name}.md").read_text()
-    assert page.startswith(f"# {results.title(name)}\n")
-    assert results.title(name).endswith(", 16 cores")
-    assert "| 16 | 200.0 | 1,280 | 0.50 | 0.0 | 7.5 | 0.0 | 0.0 |" in page
-    assert "Notes: no OpenMP." in page
-    assert f"| [{results.title(name)}]({name}.md) | not measured |" in (copy / "docs/results/README.md").read_text()
 
 
 PROGRAM = """#!/usr/bin/env python3

@@ -1,7 +1,7 @@
 """Ops that the package does not have, with a role and fused ops: the rewrites take them as they are declared.
 
-A gated activation (GLU), an activation whose backward needs its result alone (ReLU), a normalization (RMSNorm) and a
-loss (squared error). Their kernels are their references.
+An activation whose backward needs its result alone (ReLU), a loss (squared error), and an op that makes a weight's
+gradient. Their kernels are their references. Gates and normalizations of the package are in test_fuse_llama.py.
 """
 
 from inspect import signature
@@ -19,7 +19,7 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.toolkit.rules import stepped
 from cpuopt.nn.trace import current
-from cpuopt.ops.declaration import BT, OC, C, N, Op, Updates, V, acc, inp, out, scalar
+from cpuopt.ops.declaration import BT, OC, C, N, Op, Updates, V, acc, inp, out
 from cpuopt.program.fuse.edit import Draft, Match
 
 
@@ -32,29 +32,6 @@ BIAS = inp("bias", OC, optional=True)
 
 def linear(inp, weight, bias=None):
     return inp @ weight.T + (0 if bias is None else bias)
-
-
-def glu(inp, up):
-    return {"out": up / (1 + np.exp(-inp))}
-
-
-def glu_slopes(dout, inp, up):
-    s = 1 / (1 + np.exp(-inp))
-    return {"dinp": dout * up * s * (1 - s), "dup": dout * s}
-
-
-def product_glu(inp, weight, bias, up):
-    return {"pre": linear(inp, weight, bias), **glu(linear(inp, weight, bias), up)}
-
-
-def product_glu_slopes(dout, weight, pre, up):
-    slopes = glu_slopes(dout @ weight, pre, up)
-    return {"dpre": slopes["dinp"], "dup": slopes["dup"]}
-
-
-def rms(inp, weight, eps):
-    rstd = 1 / np.sqrt((inp**2).mean(axis=-1) + eps)
-    return {"out": inp * rstd[:, None] * weight, "rstd": rstd}
 
 
 def squares(logits, wanted):
@@ -71,29 +48,6 @@ def head_squares(dloss, inp, weight, wanted):
 
 
 product = ops.matmul_forward
-glu_forward = declare("glu_forward", out("out", N), inp("inp", N), inp("up", N), role="activation", reference=glu)
-glu_backward = declare(
-    "glu_backward",
-    *(acc("dinp", N), acc("dup", N), inp("dout", N), inp("inp", N), inp("up", N)),
-    inverts=glu_forward,
-    reference=glu_slopes,
-)
-matmul_glu_forward = declare(
-    "matmul_glu_forward",
-    *(out("out", BT, OC), out("pre", BT, OC)),
-    *(inp("inp", BT, C), inp("weight", OC, C), BIAS, inp("up", BT, OC)),
-    fuses=(product, glu_forward),
-    renames={"inp": "pre"},
-    reference=product_glu,
-)
-matmul_glu_backward = declare(
-    "matmul_glu_backward",
-    *(out("dpre", BT, C), out("dup", BT, C)),
-    *(inp("dout", BT, OC), inp("weight", OC, C), inp("pre", BT, C), inp("up", BT, C)),
-    fuses=(ops.matmul_backward_input, glu_backward),
-    renames={"inp": "pre", "dinp": "dpre"},
-    reference=product_glu_slopes,
-)
 relu_forward = declare(
     "relu_forward", out("out", N), inp("inp", N), role="activation", reference=lambda inp: {"out": np.maximum(inp, 0)}
 )
@@ -115,20 +69,6 @@ matmul_relu_backward = declare(
     fuses=(ops.matmul_backward_input, relu_backward),
     renames={"dinp": "dpre", "out": "act"},
     reference=lambda dout, weight, act: {"dpre": (dout @ weight) * (act > 0)},
-)
-rms_forward = declare(
-    "rms_forward",
-    *(out("out", BT, C), out("rstd", BT), inp("inp", BT, C), inp("weight", C), scalar("eps")),
-    role="normalization",
-    reference=rms,
-)
-residual_rms_forward = declare(
-    "residual_rms_forward",
-    *(out("total", BT, C), out("out", BT, C), out("rstd", BT)),
-    *(inp("inp1", BT, C), inp("inp2", BT, C), inp("weight", C), scalar("eps")),
-    fuses=(ops.residual_forward, rms_forward),
-    renames={"inp": "total"},
-    reference=lambda inp1, inp2, weight, eps: {"total": inp1 + inp2, **rms(inp1 + inp2, weight, eps)},
 )
 square_forward = declare(
     "square_forward", out("loss", 1), inp("logits", BT, V), inp("wanted", BT, V), role="loss", reference=squares
@@ -180,45 +120,8 @@ def emit(op, **args):
     return current().emit(op, args)
 
 
-def norm(self, x):
-    return emit(rms_forward, inp=x, weight=self.norm.weight, eps=1e-5)
-
-
-def llama(self, x, y):
-    h = self.a(x)
-    n = norm(self, h)
-    up = self.b(n)
-    h = h + self.d(emit(glu_forward, inp=self.c(n), up=up))
-    return F.cross_entropy(F.linear(norm(self, h), self.head.weight), y)
-
-
 def everything(forward, **parts):
     return assert_the_same_by_all_routes(forward, exact=(), head=nn.Linear(6, 6, bias=False), **parts)
-
-
-def test_a_llama_block_is_fused_as_gpt2s_is():
-    program = everything(llama)
-    assert [c.op.name for c in program.phase("forward")] == [
-        *("matmul_forward", "rms_forward", "matmul_forward", "matmul_glu_forward", "matmul_forward"),
-        "residual_rms_forward",
-    ]
-    assert layers(program, "matmul_glu_backward") == ["d"]
-    assert count(program, "classifier_update") == 1
-    assert not layers(program, "glu_backward", "residual_backward", "residual_forward")
-    again = [c.op for c in program.phase("backward") if c.op.name.endswith("_forward")]
-    assert again == [glu_forward, rms_forward]
-
-
-def test_a_gate_is_fused_once_its_second_operand_is_there():
-    def gate_first(self, x, y):
-        n = norm(self, self.a(x))
-        gate = self.c(n)
-        return F.cross_entropy(self.d(emit(glu_forward, inp=gate, up=self.b(n))), y)
-
-    program = everything(gate_first)
-    made = [(c.layer, c.op.name) for c in program.phase("forward")]
-    assert made[-4:-1] == [("b", product.name), ("model", "matmul_glu_forward"), ("d", product.name)]
-    assert count(program, "matmul_glu_backward") == 1
 
 
 def test_a_product_that_is_not_kept_goes_away():

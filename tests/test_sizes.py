@@ -14,7 +14,6 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, Scratch
 from cpuopt.nn.trace import current
 from cpuopt.ops.declaration import Op, acc, inp, out, symbols
-from cpuopt.program.fuse.edit import Draft, replace
 from cpuopt.program.program import Call
 
 N, R, W = symbols("N R W")
@@ -102,17 +101,6 @@ def test_a_size_that_no_argument_fixes_reaches_all_that_reads_sizes(registered):
     np.testing.assert_allclose(
         made.gradients()["weight"], reference_backward(dout, weight)["dinp"], rtol=1e-5, atol=1e-7
     )
-
-
-def test_a_call_that_is_rewritten_keeps_its_sizes(registered):
-    program = engine(R=3, W=70).program
-    old = next(c for c in program.calls if c.op is powers_forward)
-    draft = Draft(program)
-    replace(draft, old, powers_forward, old.args, without=[])
-    draft.close()
-    new = next(c for c in program.calls if c.op is powers_forward)
-    assert new is not old
-    assert new.sizes == old.sizes
 
 
 def test_the_cases_of_a_check_have_the_size():
