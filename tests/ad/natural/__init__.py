@@ -1,11 +1,11 @@
 """Kernels as people write them, each with its declaration: `ALL`, by name.
 
 `textbook` keeps to the plain subset. The other modules were written before anybody looked whether they are accepted.
-Each kernel but those of `recurrences` reaches a step of the generator that no other one of them does; of some 250 that
-were tried, the others are left out.
+Each kernel reaches a step of the generator that no other one of them does; of some 250 that were tried, the others are
+left out.
 """
 
-from . import finance, learning, mixed, physics, recurrences, signals, textbook
+from . import finance, learning, mixed, physics, signals, textbook
 from .table import ALL, Natural
 
 FIRST_WRITTEN = {
@@ -20,7 +20,6 @@ __all__ = [
     "learning",
     "mixed",
     "physics",
-    "recurrences",
     "signals",
     "textbook",
 ]
