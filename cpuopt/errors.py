@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from .wording import guess, one_line
 
@@ -55,9 +55,25 @@ def blamed(e: BaseException, kernel: str, layer: str) -> BaseException:
     return UserError(f"{kernel} raised {type(e).__name__}: {e}, in layer {layer!r}")
 
 
-class RefusedError(UserError):
-    """A kernel that nothing runs; `word` is the word of its result, of `check.result.WORDS`."""
+REFUSED = WRONG, CHEATING, COMPILE_ERROR, BY_RULE, UNCHECKED = (
+    *("wrong", "cheating", "compile error", "refused by rule", "unchecked"),
+)
+"""The words of a refused kernel; `check.result.WORDS` says what they mean."""
 
-    def __init__(self, text: str, word: str = "wrong") -> None:
+
+class RefusedError(UserError):
+    """A kernel that nothing runs. The exit status is that of `check.result.exit_status`.
+
+    Attributes
+    ----------
+    word : a word of `REFUSED`; any other, which another process may give, is ``wrong``.
+    witness : where it fails: kernel, case, argument, index, got and want, as far as there are any.
+    """
+
+    def __init__(self, text: str, word: str = WRONG, witness: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
-        self.word = word
+        self.word, self.witness = word if word in REFUSED else WRONG, {**(witness or {})}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what every verb prints with ``--json`` for a refused kernel."""
+        return {"verdict": self.word, "reason": str(self), "witness": self.witness}

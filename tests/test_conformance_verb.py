@@ -15,9 +15,8 @@ from cpuopt.check import gate
 from cpuopt.check.cases import Case, affordable, cases, elements
 from cpuopt.check.result import WORDS, Result, refuse, whole, worst
 from cpuopt.cli.check import choose
-from cpuopt.errors import UserError
+from cpuopt.errors import RefusedError, UserError
 from cpuopt.isolate.child import Child
-from cpuopt.isolate.process import LateError
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import checked
 from cpuopt.models import specs
@@ -88,7 +87,7 @@ def test_bits_that_differ_on_more_than_five_threads_are_found(capsys):
 
 def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):
     def ask(*args, **more):
-        raise LateError("no answer within 1 s")
+        raise RefusedError("no answer within 1 s", "unchecked")
 
     (late,) = gate.run(
         [Case({"N": 3})] * 2, gate.in_child(SimpleNamespace(ask=ask), KERNELS["residual_forward", "vanilla"], (1,))

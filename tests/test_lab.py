@@ -24,9 +24,8 @@ from cpuopt import cli, models, ops
 from cpuopt.check.cases import quick_cases
 from cpuopt.check.check import check
 from cpuopt.cli import lab as verb
-from cpuopt.errors import UserError
+from cpuopt.errors import RefusedError, UserError
 from cpuopt.isolate.child import Child
-from cpuopt.isolate.process import LateError
 from cpuopt.judge import rules
 from cpuopt.kernels import registry
 from cpuopt.lab import ab, records, rounds
@@ -148,8 +147,7 @@ def write(body, name="mine.py"):
 
 def one_round(body, limit_s=60.0, **kw):
     plan = rounds.RoundPlan(write(body), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
-    screen = report.Screen(plan, live=False, quiet=True)
-    return rounds.work(plan, ROOFS, screen), screen
+    return rounds.work(plan, ROOFS, report.Screen(plan, live=False, quiet=True))
 
 
 def a_row(*said, op="gelu_forward", variant="mine", **more):
@@ -163,8 +161,8 @@ def printed(page, width):
 
 
 def test_a_right_kernel_goes_through_all_stages():
-    (row,), screen = one_round("out[...] = inp1; out += inp2", against="vanilla")
-    assert (row.bad, list(row.said), screen.trouble) == ("", list(rounds.STAGES), "")
+    (row,) = one_round("out[...] = inp1; out += inp2", against="vanilla")
+    assert (row.bad, list(row.said)) == ("", list(rounds.STAGES))
     assert row.said["check"].startswith("right, ")
     assert row.found["alone"]["verdict"] in ("faster", "slower", "no difference shown", "inconclusive")
     b = row.found["alone"]["b_ms"] * 1e6
@@ -185,7 +183,7 @@ def test_a_right_kernel_goes_through_all_stages():
     ],
 )
 def test_a_kernel_that_fails_its_check_is_not_timed(body, said):
-    (row,), _ = one_round(body)
+    (row,) = one_round(body)
     assert (row.bad, list(row.said)) == ("check", ["check"])
     assert said in row.said["check"]
 
@@ -213,11 +211,11 @@ def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
 
 
 def test_a_file_that_cannot_be_loaded_is_said():
-    assert one_round("return (")[1].trouble.startswith("--kernels ")
+    with pytest.raises(RefusedError, match=r"^--kernels mine\.py: line .* raised SyntaxError"):
+        one_round("return (")
     Path("mine.py").write_text("x = 1\n")
-    screen = report.Screen(rounds.RoundPlan(Path("mine.py")), live=False, quiet=True)
-    assert rounds.work(rounds.RoundPlan(Path("mine.py")), ROOFS, screen) == []
-    assert "registers no kernel" in screen.trouble
+    with pytest.raises(UserError, match="registers no kernel"):
+        rounds.work(rounds.RoundPlan(Path("mine.py")), ROOFS, rounds.RoundView())
 
 
 def test_once_tells_all_as_json(capsys):
@@ -247,9 +245,8 @@ def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_
         assert cli.main(["lab", "mine.py", "--against", "nope", *flags]) == 2
         known = "residual_forward has no such variant; known: mine, optimized, vanilla\n"
         assert capsys.readouterr().err == f"cpuopt: --against 'nope': {known}"
-    screen = Heard(plan := rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"))
-    assert rounds.work(plan, ROOFS, screen) == []
-    assert "--against 'nope'" in screen.seen[-1]
+    with pytest.raises(UserError, match="--against 'nope'"):
+        rounds.work(rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"), ROOFS, rounds.RoundView())
 
 
 def test_the_screen_has_a_line_for_each_stage():
@@ -458,7 +455,9 @@ def test_watchfiles_sees_a_save():
     assert any(Path(path).name == "mine.py" for _, path in changes)
 
 
-@pytest.mark.parametrize(("error", "said"), [(LateError("no answer"), "unchecked: no answer"), (UserError("x"), "x")])
+@pytest.mark.parametrize(
+    ("error", "said"), [(RefusedError("no answer", "unchecked"), "unchecked: no answer"), (UserError("x"), "x")]
+)
 def test_a_comparison_without_an_answer_in_time_is_no_fault_of_the_kernel(monkeypatch, error, said):
     monkeypatch.setattr(rounds, "_check", Mock(side_effect=error))
     rounds.stages(None, None, row := a_row(), Mock(ended=False), lambda: None)

@@ -201,25 +201,28 @@ train JOB --kernels <none.py .> | | --kernels <1>: no such file
 train JOB --kernels text.txt | | --kernels text.txt: not a Python file
 check gelu_forward --kernels loop.py | a link to itself | ^--kernels loop.py: …
 
-LOADING | mine.py: 1 / 0 | --kernels mine.py: line 2 raised ZeroDivisionError: division by zero
-LISTING | mine.py: \n\ndef broken(:\n    pass | line 4 raised SyntaxError: …
-LISTING | mine.py: import no_such_module | line 2 raised ModuleNotFoundError: No module named 'no_such_module'
-LOADING | mine.py: raise ValueError('one\\ntwo') | line 2 raised ValueError: one two
-LOADING | mine.py: raise SystemExit(0) | ^--kernels mine.py: line 2 raised SystemExit: 0
-LISTING | mine.py: @kernel('gelu_forward', 'mine')\ndef f(out, inp): pass | @kernel('gelu_forward', ...): expected an op
-LISTING | mine.py: GELU(inp, out): 0 | are (inp, out); the declaration says otherwise: write def gelu_forward(out, inp)
-LISTING | mine.py: GELU(out): pass | gelu_forward[mine]: parameters are (out)
-LOADING | mine.py: GELU(out, inp): 0\nGELU(out, inp): 0 | [mine]: registered a second time
-LISTING | mine.py: VANILLA(out, inp): pass | gelu_forward[vanilla]: registered a second time
+LOADING | mine.py: 1 / 0 | --kernels mine.py: line 2 raised ZeroDivisionError: division by zero | 1
+LISTING | mine.py: \n\ndef broken(:\n    pass | line 4 raised SyntaxError: … | 1
+LISTING | mine.py: import no_such_module | line 2 raised ModuleNotFoundError: No module named 'no_such_module' | 1
+LOADING | mine.py: raise ValueError('one\\ntwo') | line 2 raised ValueError: one two | 1
+LOADING | mine.py: raise SystemExit(0) | ^--kernels mine.py: line 2 raised SystemExit: 0 | 1
+LISTING | mine.py: @kernel('gelu_forward', 'mine')\ndef f(out, inp): pass |
+  @kernel('gelu_forward', ...): expected an op | 1
+LISTING | mine.py: GELU(inp, out): 0 |
+  are (inp, out); the declaration says otherwise: write def gelu_forward(out, inp) | 1
+LISTING | mine.py: GELU(out): pass | gelu_forward[mine]: parameters are (out) | 1
+LOADING | mine.py: GELU(out, inp): 0\nGELU(out, inp): 0 | [mine]: registered a second time | 1
+LISTING | mine.py: VANILLA(out, inp): pass | gelu_forward[vanilla]: registered a second time | 1
 <train profile> JOB OWN | mine.py: import numpy as np\nGELU(out, inp): out[...] = inp / (1 + np.exp(-1.702 * inp)) |
-  WRONG…out[…] = …, expected
-<train profile> JOB OWN | mine.py: GELU(out, inp): out[...] = float('nan') | WRONG…out[0] = nan, expected
+  WRONG…out[…] = …, expected | 1
+<train profile> JOB OWN | mine.py: GELU(out, inp): out[...] = float('nan') | WRONG…out[0] = nan, expected | 1
 <train profile> JOB OWN | mine.py: GELU(out, inp): out[1:] = 0 |
-  WRONG…out[0] = nan, expected …: as filled before the call
-<train profile> JOB OWN | mine.py: GELU(out, inp): inp[0] = 1 | WRONG…changed 'inp', which it may only read
-<train profile> JOB OWN | mine.py: GELU(out, inp): raise ValueError('not today') | WRONG…raised ValueError: not today
+  WRONG…out[0] = nan, expected …: as filled before the call | 1
+<train profile> JOB OWN | mine.py: GELU(out, inp): inp[0] = 1 | WRONG…changed 'inp', which it may only read | 1
+<train profile> JOB OWN | mine.py: GELU(out, inp): raise ValueError('not today') |
+  WRONG…raised ValueError: not today | 1
 train JOB OWN | mine.py: COMPILED(out, inp): out[0] = inp[0] + 'x' |
-  ^gelu_forward[mine] at /…/mine.py:2 does not compile: …
+  ^gelu_forward[mine] at /…/mine.py:2 does not compile: … | 1
 
 train JOB --run=<../x /etc/x a/../b a/b .. . .hidden a..b -rf _a a;b $HOME a* ü 名> | |
   ^--run '<1>': expected up to 64 letters, digits, '.', '_' or '-'

@@ -175,9 +175,9 @@ def test_a_file_is_loaded_once_and_files_of_one_name_are_apart(file):
     [
         (
             "import numpy\nnumpy.abs = lambda x: x * 0\n",
-            "raised ValueError: it replaces numpy.abs, which kernels are judged",
+            "it replaces numpy.abs, which kernels are judged",
         ),
-        ("import time\ntime.perf_counter_ns = lambda: 0\n", "raised ValueError: it replaces time.perf_counter_ns"),
+        ("import time\ntime.perf_counter_ns = lambda: 0\n", "it replaces time.perf_counter_ns"),
         ("class Odd(BaseException): ...\n\nraise Odd('so')\n", "line 3 raised Odd: so"),
     ],
 )

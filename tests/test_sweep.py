@@ -14,7 +14,7 @@ import pytest
 import cpuopt
 from cpuopt import cli, ops
 from cpuopt.check.cases import scalars
-from cpuopt.errors import UserError
+from cpuopt.errors import RefusedError, UserError
 from cpuopt.kernels import registry
 from cpuopt.lab import ab, sweep
 from cpuopt.measure.roofline import Level, Roofs
@@ -163,7 +163,7 @@ def test_a_kernel_that_is_wrong_at_one_size_has_no_figures_at_any():
         if "wrong" in variants and shape.sizes["N"] == 2000:
             raise UserError("gelu_forward[wrong] is wrong on the arrays that are timed: out[0]")
         if "slow" in variants and shape.sizes["N"] == 2000:
-            raise UserError("no answer to 'sweep' within 3 s; it was ended")
+            raise RefusedError("no answer to 'sweep' within 3 s; it was ended", "unchecked")
         return [result(1000.0 + len(v)) for v in variants]
 
     found = sweep.Sweep("gelu_forward", ["right", "wrong", "slow"], planned(1000, 2000, 4000), ROOFS)

@@ -89,7 +89,7 @@ def test_a_call_that_is_skipped_now_and_then_is_seen_in_every_sample():
             gelu(out, inp)
 
     pair = ab.Alone((kernel(gelu), kernel(skips)), shape(SMALL), 0, clock=CLOCK)
-    pair.timed.chance = 0.0
+    pair.chance = 0.0
     for _ in range(3):
         pair.trial("A")
     with pytest.raises(UserError, match=r"gelu_forward\[mine\] is wrong .* while it was timed"):

@@ -169,7 +169,7 @@ def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registe
     shape = from_json(Case, to_json(calls_alike([forward])[0]))
     assert shape.types == forward.types
     k = registry.KERNELS["scale_forward", "vanilla"]
-    assert ab.Alone((k, k), shape, 0).timed.slots[0]["weight"].dtype == "float64"
+    assert ab.Alone((k, k), shape, 0).slots[0]["weight"].dtype == "float64"
 
 
 @pytest.mark.parametrize("dtype", ANY)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import RefusedError
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op, Spec, sparing
@@ -46,7 +47,6 @@ from .fit import usual
 from .judge import (
     Wanted,
     beside_usual,
-    broken,
     called,
     counts_up_to,
     expected,
@@ -60,7 +60,6 @@ from .memory import (
     HUGE,
     OUTSIDE,
     SCRATCH,
-    BrokenKernelError,
     Filling,
     Memory,
     absent_as_empty,
@@ -146,8 +145,8 @@ def _checked(kernel: Kernel, case: Case, threads: Sequence[int], seed: int, real
                 result = worst([Calls(kernel, tried, on, cuts, rng).run(counts) for on in flags])
             asks = sum(n for (n,), _ in scratch.values())
             result = replace(result, scratch=asks / max(1, elements(op, case)))
-        except BrokenKernelError as e:
-            result = broken(kernel, case, e)
+        except RefusedError as e:
+            result = Result(kernel.name, case, inf, **e.witness, reason=str(e), fault=e.word)
     return noted(result, given, bool((op.inverts or op).inputs))
 
 
@@ -252,20 +251,20 @@ class Calls:
 
         Raises
         ------
-        BrokenKernelError
+        RefusedError
             For a kernel that fails whatever the tolerance.
         """
         try:
             result = self._run(counts)
             return replace(result, reason=result.reason + self.race(counts[-1])) if result.refused else result
-        except BrokenKernelError as e:
-            if not (e.where and (said := self.race(counts[-1]))):
+        except RefusedError as e:
+            if not (e.witness and (said := self.race(counts[-1]))):
                 raise
-            raise BrokenKernelError(f"{e}{said}", *e.where) from e
+            raise RefusedError(f"{e}{said}", e.word, e.witness) from e
 
     def race(self, n: int) -> str:
         """Return that equal calls differ on n threads, and not on one, with the line that shows it; or ""."""
-        with suppress(BrokenKernelError):
+        with suppress(RefusedError):
             if n > 1 and self.varies(n) and not self.varies(1):
                 said = f"; two calls with equal inputs differ: a race? {shared(self.kernel.function)}"
                 return said.rstrip()
@@ -343,8 +342,9 @@ class Calls:
             changed = bits(x) != bits(first[name])
             if changed.any():
                 at = tuple(map(int, np.unravel_index(int(changed.argmax()), x.shape)))
-                where = name, at, float(x[at]), float(self.sides[0][1].values[name][at])
-                raise BrokenKernelError(f"'{name}' has other bits {why()}{flags(self.adds)}", *where)
+                where = {"argument": name, "index": at, "got": float(x[at])}
+                where["want"] = float(self.sides[0][1].values[name][at])
+                raise RefusedError(f"'{name}' has other bits {why()}{flags(self.adds)}", witness=where)
         return []
 
     def call(
@@ -377,5 +377,6 @@ class Calls:
         on = f", {n} threads" if not self.kernel.same_bits else ""
         result = self.sides[other][1].judge(self.kernel, got, on + then)
         if result.ratio == inf:
-            raise BrokenKernelError(result.reason, result.argument, result.index, result.got, result.want)
+            where = {k: getattr(result, k) for k in ("argument", "index", "got", "want")}
+            raise RefusedError(result.reason, witness=where)
         return result

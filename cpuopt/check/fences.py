@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..errors import RefusedError
 from ..kernels.registry import Kernel
 from .cases import Array, Case, arguments, modes
 from .judge import called, counts_up_to, keeping_threads, prepare
-from .memory import BrokenKernelError, absent_as_empty, call_args
+from .memory import absent_as_empty, call_args
 
 FENCE = 256 << 20
 """Bytes of address space on each side; they take no memory."""
@@ -78,7 +79,7 @@ def check_fenced(
                     args = call_args(kernel.op, copies, given, adds) + [copies[s] for s in work]
                     try:
                         called(kernel, args, n)
-                    except BrokenKernelError as e:
+                    except RefusedError as e:
                         return f"{e}, where '{name}' is at another address"
     say("")
     return ""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache as once
+from functools import partial
 from math import inf, nan, prod
 from pathlib import Path
 from time import perf_counter
@@ -28,8 +29,7 @@ from typing import Any
 from ..errors import RefusedError, UserError
 from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import to_json
-from ..isolate.child import Asked, Child
-from ..isolate.process import LateError
+from ..isolate.child import Child
 from ..kernels import ADDED, load_all
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
@@ -43,7 +43,7 @@ from . import worker
 from .cases import INTERPRETED, Case, calls_alike, cases, elements, quick_cases, run_of
 from .check import check, check_all
 from .judge import PACKAGE, ours
-from .result import MARGINAL, WORDS, Result, refuse
+from .result import MARGINAL, UNCHECKED, WORDS, WRONG, Result, refuse
 from .sized import most_sized
 
 MOST_FLOATS = 1 << 26
@@ -87,7 +87,9 @@ def require_right(
                 there = child if in_file(kernel, child) else None
                 if there:
                     require_same_text(kernel, there)
-                (result,) = run([case], in_child(there, kernel, (threads,)) if there else here(kernel, (threads,)))
+                asked = in_child(there, kernel, (threads,)) if there else partial(check, kernel, threads=(threads,))
+                result = asked(case)
+                assert result is not None
                 refuse(result, "nothing is run with it")
                 remember(key, result)
             found.append(result)
@@ -114,12 +116,7 @@ Judging = Callable[[Case], Result | None]
 """A function that judges a kernel on a case, here or elsewhere; None for types that the kernel does not take."""
 
 
-def here(kernel: Kernel, threads: Sequence[int], seed: int = 0) -> Judging:
-    """Return the function that judges a kernel in this process."""
-    return lambda case: check(kernel, case, threads=threads, seed=seed)
-
-
-def in_child(child: Asked, kernel: Kernel | tuple[str, str], threads: Sequence[int], seed: int = 0) -> Judging:
+def in_child(child: Child, kernel: Kernel | tuple[str, str], threads: Sequence[int], seed: int = 0) -> Judging:
     """Return the function that judges a kernel, or one of an op and a variant, in the process that has its file."""
     op, variant = (kernel.op.name, kernel.variant) if isinstance(kernel, Kernel) else kernel
 
@@ -128,8 +125,8 @@ def in_child(child: Asked, kernel: Kernel | tuple[str, str], threads: Sequence[i
         try:
             answer = child.ask("check", **asked, threads=list(threads), seed=seed)["result"]
         except UserError as e:  # it ended the process, or gave no answer in time
-            lost, word = nan if isinstance(e, LateError) else inf, e.word if isinstance(e, RefusedError) else ""
-            took = perf_counter() - start
+            word, took = getattr(e, "word", WRONG), perf_counter() - start
+            lost = nan if word == UNCHECKED else inf
             return Result(f"{op}[{variant}]", case, lost, reason=str(e), fault=word, ended=True, seconds=took)
         return answer and replace(Result.from_json(answer, case), seconds=perf_counter() - start)
 
@@ -172,12 +169,12 @@ def require_same_text(kernel: Kernel, child: Child) -> None:
 
     Raises
     ------
-    UserError
+    RefusedError
         For a file that is another one each time that it is imported.
     """
     there = [k["text"] for k in child.start() if (k["op"], k["variant"]) == (kernel.op.name, kernel.variant)]
     if there and there[0] != cache.fingerprint(kernel.function):
-        raise UserError(
+        raise RefusedError(
             f"{kernel.name} is not the same in the process that judges it and in this one, so nothing is run with it: "
             f"its file computes something at import that differs, such as a random number  [{kernel.where}]"
         )

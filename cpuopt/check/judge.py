@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import UserError
+from ..errors import CHEATING, COMPILE_ERROR, WRONG, RefusedError, UserError
 from ..isolate.serve import doing
 from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
 from ..kernels.toolkit import threads as numba_threads
@@ -46,8 +46,8 @@ from ..ops.storage import Storage, storage
 from ..ops.update import drawn_bits
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
 from .fit import Drawn, rounding_of, usual
-from .memory import FILL, BrokenKernelError, CheatingError, CompileError, bits, origin, rooms
-from .result import WRONG, Result, worst
+from .memory import FILL, bits, origin, rooms
+from .result import Result, worst
 
 K = 8.0
 """Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
@@ -74,11 +74,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 """The folder of the package's own kernels."""
 BLOCK = 1 << 17
 """Elements that are compared at one time, so that they stay in a core's cache."""
-
-
-def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> Result:
-    """Return the result of a kernel that fails whatever the tolerance."""
-    return replace(Result(kernel.name, case, inf, *e.where), reason=str(e), fault=e.word)
 
 
 def noted(result: Result, given: Mapping[str, Any], declares: bool) -> Result:
@@ -387,45 +382,48 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int], cut: int | None = None) ->
             kernel.compile()
         with numba_threads.planned_for(cut or numba_threads.most_threads()):
             found = kernel.work(sizes)
-    except (KeyboardInterrupt, BrokenKernelError):
+    except KeyboardInterrupt:
         raise
     except UserError as e:
-        raise CompileError(str(e).removeprefix(f"{kernel.name} at {kernel.where} ")) from e
+        said = str(e).removeprefix(f"{kernel.name} at {kernel.where} ")
+        raise RefusedError(said, getattr(e, "word", COMPILE_ERROR)) from e
     except BaseException as e:
-        raise CompileError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
+        said = f"does not compile, or has no scratch size: {type(e).__name__}: {e}"
+        raise RefusedError(said, COMPILE_ERROR) from e
     require_usual(kernel, sizes, found)
     return found
 
 
 def require_usual(kernel: Kernel, sizes: Mapping[str, int], scratch: Mapping[str, Spec]) -> None:
-    """Raise `CompileError` for more scratch, all arrays together, than a kernel can need."""
+    """Raise `RefusedError` for more scratch, all arrays together, than a kernel can need."""
     known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
     least = max(1 << 22, SCRATCH * numba_threads.most_threads())
     most = least + 64 * sum(prod(d(sizes) for d in a.shape) for a in known)
     asked = sum(n for (n,), _ in scratch.values())
     if asked > most:
         where = f"'{next(iter(scratch))}'" if len(scratch) == 1 else f"in {len(scratch)} arrays"
-        raise CompileError(
+        raise RefusedError(
             f"asks for {asked:,} elements of scratch {where}; expected up to {most:,}: 64 for each element of its "
-            f"arrays, and {SCRATCH:,} for each thread"
+            f"arrays, and {SCRATCH:,} for each thread",
+            COMPILE_ERROR,
         )
 
 
 def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
-    """Call a kernel on n threads, which are set; raise `BrokenKernelError` if it raises, or changes the process."""
+    """Call a kernel on n threads, which are set; raise `RefusedError` if it raises, or changes the process."""
     numba_threads.set_threads(n)
     doing(kernel.name)
     before, seen = surroundings(), views(args)
     try:
         with np.errstate(all="ignore"):  # of a kernel in Python
             kernel.function(*args)
-    except (KeyboardInterrupt, BrokenKernelError):  # the latter of a kernel in another process
+    except (KeyboardInterrupt, RefusedError):  # the latter of a kernel in another process
         raise
     except BaseException as e:
-        raise BrokenKernelError(f"raised {type(e).__name__}: {e}{then}") from e
+        raise RefusedError(f"raised {type(e).__name__}: {e}{then}") from e
     require_surroundings(before | {"numba threads": n})
     if views(args) != seen:
-        raise BrokenKernelError("changed the shape, the strides, the type or the flags of an array that it was given")
+        raise RefusedError("changed the shape, the strides, the type or the flags of an array that it was given")
 
 
 def views(args: Sequence[Any]) -> list[Any]:
@@ -461,7 +459,7 @@ def require_surroundings(before: Mapping[str, Any]) -> None:
     for what, known in before.items():
         now = found.get(what, known)
         if now - known if isinstance(now, set) else now != known:
-            raise CheatingError(f"left its process with other {what} ({now} instead of {before[what]})")
+            raise RefusedError(f"left its process with other {what} ({now} instead of {before[what]})", CHEATING)
 
 
 def counts_up_to(most: int, threads: Sequence[int]) -> list[int]:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import RefusedError
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from ..ops.storage import is_float, storage
 from .cases import Arguments, Array
-from .result import CHEATING, COMPILE_ERROR, WRONG
 
 GUARD = 512
 """Words between two arrays, one half for each."""
@@ -37,29 +37,6 @@ ORIGIN = {
     FILL: ": as filled before the call, so not written, or added to in place of being overwritten",
     SCRATCH: ": from scratch that was read before it was written",
 }
-
-
-class BrokenKernelError(Exception):
-    """A kernel fails whatever the tolerance; `where` has the argument at fault, its index and both values, if any."""
-
-    word = WRONG
-    """That of its result."""
-
-    def __init__(self, reason: str, *where: Any) -> None:
-        super().__init__(reason)
-        self.where = where
-
-
-class CompileError(BrokenKernelError):
-    """A kernel does not load or compile, or has no scratch size."""
-
-    word = COMPILE_ERROR
-
-
-class CheatingError(BrokenKernelError):
-    """A kernel does what no honest one does."""
-
-    word = CHEATING
 
 
 def bits(x: Array) -> Array:
@@ -232,7 +209,7 @@ class Memory:
     def require_whole(self) -> None:
         """Raise if a word around the arrays changed."""
         if any(end[0] != self.guards[0][0] & 0xFFFF for end in self._ends):
-            raise BrokenKernelError("wrote outside its arrays: 1 past the end of one with 2-byte elements")
+            raise RefusedError("wrote outside its arrays: 1 past the end of one with 2-byte elements")
         for gap, guards in zip(self._gaps, self.guards, strict=True):
             if not np.array_equal(self.words[gap], guards):
                 at = gap.start + int((self.words[gap] != guards).argmax())
@@ -240,7 +217,7 @@ class Memory:
                 past = at - span.stop + 1
                 where = f"{past} past the end" if past > 0 else f"{span.start - at} before the beginning"
                 name = name_of(key)
-                raise BrokenKernelError(f"wrote outside its arrays: {where} of '{name}'", name)
+                raise RefusedError(f"wrote outside its arrays: {where} of '{name}'", witness={"argument": name})
 
     def require_same(self, contents: Mapping[Any, Array]) -> None:
         """Raise if arrays differ from these in any bit."""
@@ -248,9 +225,8 @@ class Memory:
             changed = bits(self.arrays[key]).ravel() != bits(x).ravel()
             if changed.any():
                 name = name_of(key)
-                raise BrokenKernelError(
-                    f"changed '{name}', which it may only read, at element {changed.argmax()}", name
-                )
+                said = f"changed '{name}', which it may only read, at element {changed.argmax()}"
+                raise RefusedError(said, witness={"argument": name})
 
 
 def name_of(key: Any) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RefusedError
+from ..errors import BY_RULE, CHEATING, COMPILE_ERROR, REFUSED, UNCHECKED, WRONG, RefusedError
 
 if TYPE_CHECKING:
     from .cases import Case
 
 MARGIN = 10.0
 """The largest ratio of a marginal result: more than rounding explains, less than a wrong formula causes."""
-RIGHT, MARGINAL, WRONG, CHEATING = "right", "marginal", "wrong", "cheating"
-COMPILE_ERROR, BY_RULE, UNCHECKED = "compile error", "refused by rule", "unchecked"
+RIGHT, MARGINAL = "right", "marginal"
 WORDS = {
     RIGHT: "no element is farther off than rounding explains",
     MARGINAL: f"farther off than rounding explains, by no more than {MARGIN:g} times; nothing refuses it",
@@ -26,7 +25,6 @@ WORDS = {
     UNCHECKED: "there was no answer in time, so it is neither right nor wrong",
 }
 """The words of a result, and what they mean. All but the first two refuse a kernel."""
-ACCEPTED = RIGHT, MARGINAL
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Result:
     @property
     def refused(self) -> bool:
         """Whether nothing may be run with the kernel: it is wrong, or was not judged."""
-        return self.verdict not in ACCEPTED
+        return self.verdict in REFUSED
 
     def __str__(self) -> str:
         return f"{self.verdict:8} {self.ratio:8.3g}  {self.kernel}  {self.case}{self.reason and ': ' + self.reason}"
@@ -91,6 +89,11 @@ class Result:
         return {
             k: None if isinstance(v, float) and not isfinite(v) else v for k, v in (self.describe() | where).items()
         }
+
+    def witness(self) -> dict[str, Any]:
+        """Return the kernel and the case, and where it fails if an element shows it."""
+        found, more = self.to_json(), ("argument", "index", "got", "want") if self.argument else ()
+        return {k: found[k] for k in ("kernel", "case", *more)}
 
     @staticmethod
     def from_json(d: Mapping[str, Any], case: Case) -> Result:
@@ -109,6 +112,8 @@ class Result:
             "op": op,
             "variant": variant,
             "verdict": self.verdict,
+            "reason": self.reason,
+            "witness": self.witness(),
             "ratio": worst["ratio"],
             "worst": worst,
             "cases": [r.to_json() for r in self.cases],
@@ -127,7 +132,14 @@ def refuse(result: Result, so: str) -> None:
     """
     if result.refused:
         found = {WRONG: "is wrong", UNCHECKED: "was not judged"}.get(result.verdict, f"is refused ({result.verdict})")
-        raise RefusedError(f"{result.kernel} {found}, so {so}: {result.reason} ({result.case})", result.verdict)
+        said = f"{result.kernel} {found}, so {so}: {result.reason} ({result.case})"
+        raise RefusedError(said, result.verdict, result.witness())
+
+
+def exit_status(words: Iterable[str]) -> int:
+    """Return the exit status of every verb by the words of its kernels: 1 if one is refused, 3 if one is unchecked."""
+    refused = {word for word in words if word in REFUSED}
+    return 1 if refused - {UNCHECKED} else 3 if refused else 0
 
 
 def worst(results: Sequence[Result]) -> Result:
@@ -143,4 +155,4 @@ def whole(results: Sequence[Result], left_out: int = 0) -> Result:
 
 def was_right(word: str) -> bool:
     """Return whether a word of a record accepts a kernel; records of before had other words."""
-    return word in (*ACCEPTED, "PASS", "MARGINAL")
+    return word in (RIGHT, MARGINAL, "PASS", "MARGINAL")

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from threadpoolctl import threadpool_limits
 
+from ..errors import RefusedError
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op, Spec
@@ -25,7 +26,7 @@ from ..ops.update import drawn_bits
 from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of
 from .fit import rounding_of, usual
 from .judge import STEP, Wanted, called, marked, operand_scale, steps
-from .memory import FILL, SCRATCH, BrokenKernelError, Filling, Memory, absent_as_empty, bits, call_args, fill
+from .memory import FILL, SCRATCH, Filling, Memory, absent_as_empty, bits, call_args, fill
 from .result import Result, worst
 
 MOST, MOST_INTERPRETED = 1 << 27, 1 << 21
@@ -87,7 +88,7 @@ def at_size(
 
     Raises
     ------
-    BrokenKernelError
+    RefusedError
         For a kernel that fails whatever the tolerance.
     """
     op, adds = kernel.op, case.adds or {}
@@ -117,7 +118,7 @@ def at_size(
         memory.require_whole()
         for name, x in read.items():
             if bit_sum(x) != sums[name]:
-                raise BrokenKernelError(f"changed '{name}', which it may only read", name)
+                raise RefusedError(f"changed '{name}', which it may only read", witness={"argument": name})
         if known and all(np.array_equal(bits(memory.arrays[name]), bits(x)) for name, x in known.items()):
             return Result(kernel.name, case, 0.0)  # it has been judged
         return wanted.judge(kernel, memory.arrays, then)

@@ -38,14 +38,13 @@ from .memory import (
     GUARD,
     OUTSIDE,
     SCRATCH,
-    BrokenKernelError,
     Filling,
     Memory,
     absent_as_empty,
     call_args,
     fill,
 )
-from .result import CHEATING, MARGIN, Result, worst
+from .result import CHEATING, MARGIN, UNCHECKED, Result, worst
 
 WHILE, AFTERWARDS, UNSEEN = "while it was timed", "after it was timed", "with inputs that it had not seen"
 LATER = (WHILE, AFTERWARDS, UNSEEN)
@@ -271,13 +270,16 @@ class TimedKernels:
         with named(self.kernels[side], self.case, when):
             for i, held in enumerate(self.held[:calls]):
                 assert held
-                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}{self.filling}"), when)
+                found = held.wanted.judge(self.kernels[side], self.slots[i], f"{self.filling}")
+                if found.refused:
+                    said = f"is wrong on the arrays that are timed: {found.reason}"
+                    raise RefusedError(said, found.verdict, found.witness())
                 self.worst[side] = worst([self.worst[side], found])
                 read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
                 self.memory.require_same(read)
             self.memory.require_whole()
             if any((beyond != OUTSIDE).any() for ends in self.beyond[side][:calls] for beyond in ends):
-                raise BrokenKernelError("wrote outside its arrays: past the end of its scratch")
+                raise RefusedError("wrote outside its arrays: past the end of its scratch")
             require_surroundings(self.surroundings)
 
     def probe(self, side: str, calls: int) -> None:
@@ -317,23 +319,10 @@ class TimedKernels:
 
 @contextmanager
 def named(kernel: Kernel, case: Case, when: str) -> Iterator[None]:
-    """Turn an error of a kernel into a `RefusedError` with its name."""
+    """Name the kernel, the circumstances and the case in the error of a block."""
     try:
         yield
-    except BrokenKernelError as e:
-        word = CHEATING if when in LATER else e.word
-        raise RefusedError(f"{kernel.name} {e}, {when} ({case})", word) from e
-
-
-def right(result: Result, when: str) -> Result:
-    """Return a result that allows the kernel to be timed.
-
-    Raises
-    ------
-    RefusedError
-        For one that does not.
-    """
-    if result.refused:
-        said = f"{result.kernel} is wrong on the arrays that are timed: {result.reason} ({result.case})"
-        raise RefusedError(said, CHEATING if when in LATER else result.verdict)
-    return result
+    except RefusedError as e:
+        word = CHEATING if when in LATER and e.word != UNCHECKED else e.word
+        where = {"kernel": kernel.name, "case": str(case), **e.witness}
+        raise RefusedError(f"{kernel.name} {e}, {when} ({case})", word, where) from e

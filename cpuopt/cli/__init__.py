@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import UserError
+from ..check.result import exit_status
+from ..errors import RefusedError, UserError
 from ..wording import guess, nearest, one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
@@ -134,7 +136,7 @@ def _is_somewhere() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, or show the help; return 0, 1 without its output, 2 for bad input, 130 or 143 after a signal."""
+    """Run one command, or show the help; return the exit status, of which `docs/lab.md` has the table."""
     words = sys.argv[1:] if argv is None else argv
     if words and not words[0].startswith("-") and words[0] not in VERBS:
         if words[0] in MOVED:
@@ -157,6 +159,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *more: f"warning: {one_line(str(message))}\n"  # without a line of source
     try:
         return int(args.run_verb(args) or 0)
+    except RefusedError as e:
+        if getattr(args, "json", False):
+            print(json.dumps(e.to_json()), flush=True)
+        print(_fitted(f"cpuopt: {e}"), file=sys.stderr)
+        return exit_status([e.word])
     except UserError as e:
         print(_fitted(f"cpuopt: {e}"), file=sys.stderr)
         return 2

@@ -1,8 +1,7 @@
 """``cpuopt check``: check kernels against their float64 references.
 
 Every kernel runs in a process of its own, on awkward shapes and on those of the model, and must give the same bits
-on any number of threads. The exit status is 1 if one is wrong, and 3 if one is unchecked: it gave no answer within
---limit seconds.
+on any number of threads.
 
 Examples::
 
@@ -16,16 +15,13 @@ import argparse
 import secrets
 
 from .. import models
-from ..check.result import RIGHT, UNCHECKED
+from ..check.result import RIGHT, exit_status
 from ..errors import UserError
 from ..files.reading import to_json
 from ..train import settings
 from ..wording import nearest
 from . import common
 from .common import shared, show, start_numba
-
-NO_ANSWER = 3
-"""The exit status if no kernel is wrong, and one was not judged."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -61,7 +57,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit status: 1 if a kernel or a gradient is wrong, 3 if one could not be judged."""
+    """Run the verb; return its exit status."""
     if args.gradient:
         if args.plan:
             raise UserError("--plan with --gradient: gradients have no list of cases; give one of the two")
@@ -91,8 +87,7 @@ def run(args: argparse.Namespace) -> int:
             console.note(k["note"])
     content = {"seed": seed, "threads": counts, "kernels": [v.of_kernel() for v in found]}
     show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))
-    refused = {v.verdict for v in found if v.refused}
-    return 1 if refused - {UNCHECKED} else NO_ANSWER if refused else 0
+    return exit_status(v.verdict for v in found)
 
 
 def choose(

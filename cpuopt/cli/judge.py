@@ -2,7 +2,6 @@
 
 The text is held against a whitelist and compiled in a closed process; it is never imported here. What it computes is
 compared with the float64 reference on public and private cases, then timed beside the fastest kernel of the package.
-The exit status is 1 if it is refused.
 
 Examples::
 
@@ -21,6 +20,7 @@ import sys
 from pathlib import Path
 
 from .. import models
+from ..check.result import exit_status
 from ..errors import UserError
 from ..train import settings
 from . import common
@@ -52,7 +52,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit status: 1 if the candidate is refused."""
+    """Run the verb; return its exit status."""
     asked = [name for name in ("file", "serve", "mcp", "tasks", "board") if getattr(args, name)]
     if len(asked) != 1:
         given = " and ".join(asked) or "nothing"
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import kernels, ops  # noqa: F401  (registers them)
     from ..files import write_whole
     from ..judge.desk import Desk, answer
-    from ..judge.session import REFUSED, op_named
+    from ..lab.ab import op_named
     from ..report import console
     from ..report import judge as report
     from ..report.html import board as page
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             boards = [desk.board(op, *sizes) for op in ([args.board] if args.board else ops.ALL)]
             write_whole(args.html, [page.report(boards).encode("utf-8", "replace")])
     show(args, found, lambda: report.tables(found))
-    return int(found.get("verdict") in REFUSED)
+    return exit_status([found.get("verdict", "")])
 
 
 def text_of(file: str) -> str:

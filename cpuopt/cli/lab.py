@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import models
+from ..check.result import exit_status
 from ..errors import UserError
 from ..train import settings
 from . import common
@@ -51,7 +52,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--once",
         action="store_true",
-        help="Do one round without waiting for a save, and exit with status 1 if a stage fails.",
+        help="Do one round without waiting for a save, and exit with its status.",
     )
     p.add_argument("--json", action="store_true", help="Print one JSON object in place of text; this needs --once.")
 
@@ -91,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
         path = keep(args.runs, plan, rows)
         if args.json:
             results = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
-            print(json.dumps({"problem": screen.trouble, "kernels": results, "path": path}))
-        return 1 if screen.trouble or any(r.bad for r in rows) else 0
+            print(json.dumps({"kernels": results, "path": path}))
+        return exit_status(r.found.get("verdict", "") for r in rows) or 2 * any(r.bad for r in rows)
     with ended_by_sigterm(), Screen(plan) as screen, suppress(KeyboardInterrupt):
         follow(plan, roofs, screen, args.runs)
     return 0
@@ -122,7 +123,11 @@ def follow(plan: RoundPlan, roofs: Roofs, screen: Screen, root: Path) -> None:
         return child
 
     def work(view: RoundView, child: Child) -> None:
-        keep(root, plan, rounds.work(plan, roofs, view, child))
+        try:
+            keep(root, plan, rounds.work(plan, roofs, view, child))
+        except UserError as e:
+            if not child.ended:
+                view.problem(str(e))
 
     text, child = read(plan.file), begin()
     try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from .. import __version__
 from ..errors import UserError
+from ..wording import one_line
 from .common import start_numba
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ async def serve(desk: Desk) -> None:
     from pydantic import ValidationError
 
     from ..judge.desk import functions, request, require_text, said
-    from ..judge.session import plain
 
     async def listed(context: Any, params: Any) -> Any:
         return types.ListToolsResult(
@@ -74,7 +74,7 @@ async def serve(desk: Desk) -> None:
             require_text(asked)
         except (ValueError, LookupError, TypeError, RecursionError):
             asked = None
-        error = types.ErrorData(code=types.PARSE_ERROR, message=plain(about["msg"]))
+        error = types.ErrorData(code=types.PARSE_ERROR, message=one_line(about["msg"]))
         id_ = asked if type(asked) in (int, str) else None
         return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=id_, error=error))
 

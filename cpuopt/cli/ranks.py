@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import machine
+from ..check.result import exit_status
 from ..comm import Comm, Serial
 from ..comm.agree import Agreement, CommonError
 from ..comm.launch import Launch, Link, module, mpiexec, segments
@@ -88,7 +89,7 @@ def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> i
         status = train(Rank(comm, link, _placed(args, comm, promise)))
     except CommonError as e:
         print(f"cpuopt: {e}", file=sys.stderr, flush=True)
-        status = 2
+        status = exit_status([e.word]) or 2
     except BaseException as e:
         _end_all(e, comm, link)
     sys.stdout.flush()
@@ -101,7 +102,7 @@ def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> i
 
 def _end_all(e: BaseException, comm: Comm, link: Link) -> NoReturn:
     """End all ranks for an error of this one, which alone is shown."""
-    status = {UserError: 2, KeyboardInterrupt: 130}.get(type(e), 1)
+    status = exit_status([getattr(e, "word", "")]) or {UserError: 2, KeyboardInterrupt: 130}.get(type(e), 1)
     if isinstance(e, SystemExit):
         status = e.code if isinstance(e.code, int) else 1
     text = str(e) if isinstance(e, UserError) else "interrupted"

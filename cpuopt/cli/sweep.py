@@ -15,6 +15,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..check.result import UNCHECKED, WRONG, exit_status
 from ..train import settings
 from . import common
 from .common import known_op, shared, show, start_numba
@@ -50,7 +51,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit status: 1 if a kernel is wrong, 130 after Ctrl-C."""
+    """Run the verb; return its exit status."""
     from .. import ops
     from ..lab import sweep
     from ..models import is_own
@@ -95,4 +96,5 @@ def run(args: argparse.Namespace) -> int:
         if file:
             write_whole(Path(file), [make(content).encode("utf-8", "replace")])
     show(args, {**content, "path": path}, lambda: report.tables(content, path))
-    return 1 if found.refused else 0 if found.finished else 130
+    status = exit_status([WRONG] * bool(found.refused) + [UNCHECKED] * bool(found.late))
+    return status or (0 if found.finished else 130)

@@ -13,7 +13,11 @@ from . import Comm
 
 
 class CommonError(UserError):
-    """An error that all ranks have: one of them shows it, and all end."""
+    """An error that all ranks have: one of them shows it, and all end; `word` is that of a `RefusedError`."""
+
+    def __init__(self, text: str, word: str = "") -> None:
+        super().__init__(text)
+        self.word = word
 
 
 class Agreement:
@@ -29,7 +33,10 @@ class Agreement:
         return self
 
     def settle(
-        self, facts: Mapping[str, Any] | None = None, kernels: Mapping[str, str] | None = None, error: str = ""
+        self,
+        facts: Mapping[str, Any] | None = None,
+        kernels: Mapping[str, str] | None = None,
+        error: BaseException | None = None,
     ) -> None:
         """Wait for all ranks, and check that all are ready for the same.
 
@@ -43,13 +50,14 @@ class Agreement:
         CommonError
             The same on all ranks, naming the first fact that differs, and the first rank that has another one.
         """
-        here = {"host": socket.gethostname(), "error": error, "facts": facts or {}, "kernels": kernels or {}}
+        here = {"host": socket.gethostname(), "error": str(error or ""), "facts": facts or {}, "kernels": kernels or {}}
+        here["word"] = getattr(error, "word", "")
         there = self.comm.everyone(json.loads(json.dumps(here)))
         errors = [t["error"] for t in there]
         wrong = next((r for r, e in enumerate(errors) if e), None)
         if wrong is not None:
             whose = "" if {*errors} == {errors[wrong]} else f"rank {wrong} on {there[wrong]['host']}: "
-            raise CommonError(whose + errors[wrong])
+            raise CommonError(whose + errors[wrong], there[wrong].get("word", ""))
         for kind in "facts", "kernels":
             for what in dict.fromkeys(what for t in there for what in t[kind]):
                 having = [r for r, t in enumerate(there) if kind == "facts" or what in t[kind]]
@@ -62,5 +70,6 @@ class Agreement:
                         )
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        if e is None or (isinstance(e, UserError) and not isinstance(e, CommonError)):
-            self.settle(error=str(e or ""))
+        told = isinstance(e, UserError) and not isinstance(e, CommonError) and self.comm.size > 1
+        if e is None or told:
+            self.settle(error=e)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from os.path import realpath  # which resolves a link to itself too
+from os.path import realpath
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import RefusedError, UserError
+from ..errors import UNCHECKED, RefusedError, UserError
 from .process import GRACE_S, DiedError, LateError, Side, Worker
 
 LIMIT_S = 120.0
 """Seconds that one answer may take, compilation included."""
 ENDED = "ended, because a newer request replaces it"
-
-
-class Asked(Protocol):
-    """A runner of kernels: a `Child`, or a substitute."""
-
-    kernels: list[str]
-
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Answer a request."""
-        ...
 
 
 class Child:
@@ -90,7 +80,7 @@ class Child:
         Raises
         ------
         UserError
-            If a file cannot be loaded.
+            If a file is missing; a `RefusedError` if it cannot be loaded.
         """
         if self._worker is None:
             if not self.ended:
@@ -99,11 +89,8 @@ class Child:
                 self.close()
                 raise UserError(ENDED)
             self.added, self.files = [], []
-            for file, given in zip(self.kernels, self.given, strict=True):
-                try:
-                    answer = self._ask("load", f"--kernels {file}: ", kernels=[file])
-                except UserError as e:
-                    raise UserError(str(e).replace(f"--kernels {file}:", f"--kernels {given}:")) from e
+            for file in self.given:
+                answer = self._ask("load", f"--kernels {file}: ", kernels=[file])
                 self.added += answer["added"]
                 self.files += answer["files"]
         return self.added
@@ -118,7 +105,7 @@ class Child:
         Raises
         ------
         UserError
-            For a wrong request, or a kernel that crashes the process or does not end.
+            For a wrong request; a `RefusedError` for a kernel that crashes the process or does not end.
         """
         self.start()
         variants = more.get("variants") or [more["variant"]] if "variant" in more or "variants" in more else []
@@ -139,10 +126,10 @@ class Child:
                 message = str(e).removeprefix(f"{self.side.name}: ")
                 if isinstance(e, DiedError):
                     while_ = f" ({self.doing})" if self.doing else ""
-                    raise UserError(f"{who}its process {message}{while_}") from e
+                    raise RefusedError(f"{who}its process {message}{while_}") from e
                 if isinstance(e, LateError):
-                    raise LateError(f"{who}{message}{self.hint}") from e
-                raise (RefusedError(message, e.word) if isinstance(e, RefusedError) else UserError(message)) from e
+                    raise RefusedError(f"{who}{message}{self.hint}", UNCHECKED) from e
+                e.args = (message,)
             raise
         except BaseException:
             self.close()

@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from ..errors import RefusedError, UserError
+from ..wording import one_line
 from .serve import DOING
 from .serve import LONGEST as WORDS
 
@@ -237,8 +238,10 @@ class Worker:
                 shown = line[:60].decode(errors="replace")
                 raise EndedError(f"{self.side.name}: answered {shown!r} to '{do}'; expected a JSON object on one line")
             if "error" in answer:
-                said = f"{self.side.name}: {_one_line(str(answer['error']))}"
-                raise RefusedError(said, str(answer["word"])) if "word" in answer else UserError(said)
+                said = f"{self.side.name}: {one_line(str(answer['error']))[:500]}"
+                if isinstance(answer.get("witness"), dict):
+                    raise RefusedError(said, str(answer.get("verdict")), answer["witness"])
+                raise UserError(said)
             if "progress" not in answer:
                 self._heard = self._said()
                 return answer
@@ -299,7 +302,7 @@ class Worker:
     def _where(self) -> str:
         """Describe the kernel that ran last in the request."""
         running = os.pread(self._doing.fileno(), WORDS, 0).decode(errors="replace").strip("\0 ")
-        return f", in {_one_line(running)}" if running else ""
+        return f", in {one_line(running)}" if running else ""
 
     def _died(self, do: str) -> DiedError:
         """Return how the process ended, and its last line on stderr in this request if it failed."""
@@ -312,12 +315,8 @@ class Worker:
             how += ", perhaps because memory ran out," if status == -signal.SIGKILL else ""
         said = os.pread(self._stderr.fileno(), 4096, max(self._heard, self._said() - 4096)).decode(errors="replace")
         words = [line for line in said.splitlines() if line.strip() and not WARNING.search(line)] if status else []
-        last = f": {_one_line(words[-1])}" if words else ""
+        last = f": {one_line(words[-1])[:500]}" if words else ""
         return DiedError(f"{self.side.name}: {how} during '{do}'{self._where()}{last}")
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:500]
 
 
 def _numbers(values: Any, n: int) -> list[float]:

@@ -52,7 +52,7 @@ def serve(handlers: Mapping[str, Handler], guard: Callable[[], None] = lambda: N
                 guard()
                 answer(found)
             except UserError as e:
-                answer({"error": str(e)} | ({"word": e.word} if isinstance(e, RefusedError) else {}))
+                answer({"error": str(e)} | (e.to_json() if isinstance(e, RefusedError) else {}))
 
 
 _doing = -1

@@ -18,9 +18,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from time import perf_counter_ns
+from timeit import Timer
 from typing import Any, TypedDict, get_type_hints
 
 import numpy as np
@@ -28,32 +28,29 @@ import numpy as np
 from .. import models, ops
 from ..check.cases import Case, arguments
 from ..check.memory import absent_as_empty, call_args
-from ..errors import UserError
+from ..check.result import REFUSED
+from ..errors import RefusedError, UserError
 from ..files import outputs
 from ..files.reading import from_json, parse_json, to_json
 from ..isolate.process import Side
 from ..kernels import load_all
 from ..kernels.registry import AUTO, BASE, KERNELS, NAME, variants
 from ..lab import ab, records, starter
+from ..lab.rounds import default
 from ..machine import cores
 from ..measure import rates
 from ..ops.declaration import Op
 from ..wording import count, nearest, one_line, size_of
 from . import naive, rules
-from .remote import LostError
 from .session import (
     FASTER,
-    REFUSED,
     VERDICT_S,
     Judge,
     ModelSizes,
     Say,
-    Stopped,
-    baseline,
-    op_named,
-    plain,
     read,
     require_room,
+    shapes_of,
 )
 
 MODEL, ROWS, TOKENS = ModelSizes.model, ModelSizes.B, ModelSizes.T
@@ -149,7 +146,7 @@ class Desk:
                 "variants": variants(op.name),
                 "where": ab.where_it_runs(op),
             }
-            about |= {"baseline": baseline(op), "best": board[0]["score"] if board else None}
+            about |= {"baseline": default(op.name), "best": board[0]["score"] if board else None}
             if time:
                 self.say(f"{op.name}: {i + 1} of {len(ops.ALL)}")
                 about |= self.measure(op, task)
@@ -160,7 +157,7 @@ class Desk:
         """Time the package's kernels for the calls of a task, once in a session: the sums of us, and the roof's."""
         if (op, task) not in self.measured:
             require_room(op, task)
-            each = [(len(s.layers), self.times(op, s)) for s in task.shapes(op)]
+            each = [(len(s.layers), self.times(op, s)) for s in shapes_of(op, task)]
             us = {v: sum(n * t["us"][v] for n, t in each) for v in each[0][1]["us"]}
             roof = sum(n * t["roof_us"] for n, t in each) if each[0][1]["roof_us"] is not None else None
             self.measured[op, task] = {"us": us, "roof_us": roof}
@@ -171,14 +168,14 @@ class Desk:
 
         Times are in us, of one call.
         """
-        known, task = op_named(op), ModelSizes(model, B, T)
+        known, task = ab.op_named(op), ModelSizes(model, B, T)
         require_room(known, task)
         try:
             text = naive.text_of(known)
         except UserError as e:
             text = f"# {e}\n"
         formula = inspect.getdoc(sys.modules[known.reference.__module__]) or known.source
-        shapes = task.shapes(known)
+        shapes = shapes_of(known, task)
         return {
             "op": known.name,
             "formula": formula,
@@ -186,7 +183,7 @@ class Desk:
             "parameters": known.params,
             "naive": text,
             "rules": dict(rules.RULES),
-            "baseline": baseline(known),
+            "baseline": default(op),
             "shapes": [{"sizes": dict(s.sizes), "layers": len(s.layers), **self.times(known, s)} for s in shapes],
             "best": self.board(op, model, B, T)["best"][:1],
         }
@@ -198,18 +195,15 @@ class Desk:
         timing.require_threads(self.judge.threads)
         us, rng = {}, np.random.default_rng(0)
         given = arguments(op, shape, rng)
-        for v in dict.fromkeys((BASE, baseline(op))):
+        for v in dict.fromkeys((BASE, default(op.name))):
             kernel = KERNELS[op.name, v].typed(shape.types)
             kernel.compile()
             arrays = absent_as_empty(kernel, given)
             work = [np.zeros(*spec) for spec in kernel.work(shape.sizes).values()]
             args = [*call_args(op, arrays, given, shape.adds or {}), *work]
-            ns, start = list[int](), perf_counter_ns()
-            while not ns or (len(ns) < ROUNDS and perf_counter_ns() - start < LONGEST_S * 1e9):
-                before = perf_counter_ns()
-                kernel.function(*args)
-                ns.append(perf_counter_ns() - before)
-            us[v] = min(ns) / 1e3
+            call = Timer(partial(kernel.function, *args))
+            once = call.timeit(1)
+            us[v] = 1e6 * min(once, *call.repeat(max(1, min(ROUNDS, int(LONGEST_S / once))), 1))
         roofs = rates.stored().get(self.judge.threads)
         return {"us": us, "roof_us": ab.bound(roofs, ab.cost(op, shape))[0] / 1e3 if roofs else None}
 
@@ -225,14 +219,13 @@ class Desk:
 
     def inspect(self, text: str, op: str) -> dict[str, Any]:
         """Compile a candidate; return the innermost loops of its machine code, and that as text."""
-        judge = self.judge
+        judge, known = self.judge, ab.op_named(op)
         try:
             with judge.remote.within(VERDICT_S):
-                pair = judge.opened(read(text, op_named(op)), baseline(op_named(op)))
+                read(text, known)
+                pair = judge.opened(text, known, default(op))
                 asm, loops = judge.machine_code(pair[0])
             return {"loops": loops, "asm": asm}
-        except (Stopped, LostError) as e:
-            raise UserError(str(e)) from e
         finally:
             judge.remote.close()
 
@@ -298,7 +291,7 @@ class Desk:
         ``others`` has the tasks at other sizes or numbers of threads for which submissions of the op are kept, and
         ``notes`` the records that were left out because they cannot be read.
         """
-        op_named(op)
+        ab.op_named(op)
         return self._board(op, ModelSizes(model, B, T), records.entries(self.root))
 
     def _board(self, op: str, sizes: ModelSizes, entries: Sequence[records.Entry]) -> dict[str, Any]:
@@ -358,8 +351,8 @@ class Desk:
             raise UserError(f"--adopt {name}: {path} is there already; move it, or take another name")
         row = best[0]
         try:
-            read(row["source"], op_named(op))
-        except Stopped as e:
+            read(row["source"], ab.op_named(op))
+        except RefusedError as e:
             raise UserError(f"--adopt {name}: {row['path']} holds a text that the judge refuses: {e}") from e
         times = f"{1 / row['ratio']['median']:.2f} times as fast as {row['against']} for {task_text(row['task'])}"
         path.write_bytes(adopted(row["source"], op, name, f"Adopted from {row['path']}: {times}.").encode())
@@ -395,7 +388,7 @@ def adopted(text: str, op: str, name: str, note: str) -> str:
     file = f"{rules.GUARD}  # no other names of Python's\n# {one_line(note)}\n{renamed(text, op, name)}"
     try:
         rules.read(file)
-    except rules.BreachError as e:
+    except RefusedError as e:
         raise UserError(f"--adopt {name}: the rules refuse what would be written: {e}") from e
     want = ast.parse(text.encode())
     for old in names_of(want, op):
@@ -484,4 +477,4 @@ def require_text(x: Any) -> None:
 
 def said(e: Exception) -> str:
     """Return an error of a request on one line; one that is not the asker's has its type."""
-    return plain(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}")
+    return one_line(str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}")[:500]

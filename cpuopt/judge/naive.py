@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import UserError
+from ..errors import RefusedError, UserError
 from ..kernels.compile.jit import takes_all
 from ..kernels.registry import BASE, KERNELS
 from ..lab.starter import copied
@@ -25,7 +25,7 @@ def text_of(op: Op, variant: str = BASE, name: str = "mine") -> str:
     text = "\n".join([*dict.fromkeys(imports), "", body])
     try:
         found = rules.read(text).kernels
-    except rules.BreachError as e:
+    except RefusedError as e:
         raise UserError(f"{kernel.name} does not stand alone: {e}") from e
     if (op.name, name) not in found:
         raise UserError(f"{kernel.name} has no text of its own: a rule makes it")

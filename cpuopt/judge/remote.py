@@ -25,11 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from ..check.cases import Array, Case
-from ..check.memory import BrokenKernelError, CheatingError
-from ..check.result import CHEATING, UNCHECKED, WRONG
-from ..errors import UserError
-from ..files.reading import to_json
+from ..check.cases import Array
+from ..errors import CHEATING, COMPILE_ERROR, UNCHECKED, WRONG, RefusedError, UserError
 from ..isolate import process
 from ..isolate.process import EndedError, LateError, Side, Worker
 from ..kernels import registry
@@ -52,18 +49,6 @@ OWN_S = process.LIMIT_S
 """Seconds that one answer may take while the package itself works: it starts, compiles its kernel, builds a model."""
 
 
-class LostError(BrokenKernelError):
-    """The process of a candidate ended, or gave no answer in time."""
-
-    def __init__(self, reason: str, late: bool = False) -> None:
-        super().__init__(reason)
-        self.word = UNCHECKED if late else WRONG
-
-
-class CandidateError(UserError):
-    """The closed process refuses a candidate, and goes on."""
-
-
 class Shared:
     """Memory that the judge and the closed process see, and the free parts of it."""
 
@@ -81,7 +66,7 @@ class Shared:
 
         Raises
         ------
-        BrokenKernelError
+        RefusedError
             If they are not there, or the machine has no memory for them.
         """
         need = -(-4 * words // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -92,7 +77,7 @@ class Shared:
                 found = np.ndarray((words,), np.uint32, self.map, at)
                 weakref.finalize(found, self._release, at, need)
                 return found
-        raise BrokenKernelError(
+        raise RefusedError(
             f"needs {need >> 20:,} MB for the arrays of its calls and their scratch; expected up to {most >> 20:,} MB"
         )
 
@@ -124,12 +109,8 @@ def bwrap() -> bool:
     return subprocess.run([*BWRAP, "true"], capture_output=True, timeout=20).returncode == 0
 
 
-@dataclass
-class Clocks:
-    """What the process and the judge measured of the same batches, in ns."""
-
-    inside: list[float] = field(default_factory=list)
-    outside: list[float] = field(default_factory=list)
+Clocks = list[tuple[float, float]]
+"""The ns of batches by the process, and by the judge."""
 
 
 @dataclass(eq=False)
@@ -139,9 +120,9 @@ class Far:
     remote: Remote
     side: str
     types: Mapping[str, str] = field(default_factory=dict)
-    clocks: Clocks = field(default_factory=Clocks)
+    clocks: Clocks = field(default_factory=list)
     """Both clocks of each sample."""
-    long: Clocks = field(default_factory=Clocks)
+    long: Clocks = field(default_factory=list)
     """Both clocks of batches that last."""
     code: str = ""
     """The digest of its machine code, once it is compiled."""
@@ -153,9 +134,7 @@ class Far:
         """Call it once, on arrays in the shared memory."""
         more: dict[str, Any] = {"fenced": self.fenced} if self.fenced else {}
         specs = [self.remote.shared.spec(x) for x in args]
-        answer = self.remote.ask("call", self, args=specs, threads=numba_threads.get_threads(), **more)
-        if "broken" in answer:
-            raise (CheatingError if answer.get("word") == CHEATING else BrokenKernelError)(str(answer["broken"])[:500])
+        self.remote.ask("call", self, args=specs, threads=numba_threads.get_threads(), **more)
 
     def batch(self, every: Sequence[Sequence[Any]], times: int = 1) -> tuple[float, float]:
         """Call it with each of some arguments, some times in a row.
@@ -174,11 +153,9 @@ class Far:
         outside = time.perf_counter_ns() - start
         ns, waited = answer.get("ns"), answer.get("waited")
         if not isinstance(ns, int) or not isinstance(waited, int) or ns <= 0:
-            raise CheatingError(f"told a time of {ns!r}")
+            raise RefusedError(f"told a time of {ns!r}", CHEATING)
         if not more:
-            clocks = self.clocks if times == 1 else self.long
-            clocks.inside.append(float(ns))
-            clocks.outside.append(float(outside))
+            (self.clocks if times == 1 else self.long).append((float(ns), float(outside)))
         return float(ns), float(waited)
 
 
@@ -197,8 +174,8 @@ class Remote:
     late : whether a request of the last `within` found no time left.
     """
 
-    def __init__(self, threads: int, limit_s: float = LIMIT_S, files: Sequence[str] = ()) -> None:
-        self.shared, self.limit_s = Shared(), limit_s
+    def __init__(self, threads: int, files: Sequence[str] = ()) -> None:
+        self.shared, self.limit_s = Shared(), LIMIT_S
         self.deadline, self.late = inf, False
         self.by = "bwrap" if bwrap() else "namespaces"
         side = Side.module("candidate", child.__name__, NUMBA_NUM_THREADS=str(threads))
@@ -223,7 +200,7 @@ class Remote:
 
     @contextmanager
     def within(self, seconds: float, each: float | None = None) -> Iterator[None]:
-        """Limit the seconds of all requests of a block together, and of each; later ones raise `LostError`."""
+        """Limit the seconds of all requests of a block together, and of each; later ones are refused."""
         usual = self.limit_s
         self.deadline, self.limit_s, self.late = time.monotonic() + seconds, each or usual, False
         try:
@@ -237,7 +214,7 @@ class Remote:
             self._worker = Worker(self.side, self._hear)
             try:
                 self.missing = [str(x) for x in self._asked("ready", OWN_S)["missing"]]
-            except LostError as e:
+            except RefusedError as e:
                 raise UserError(f"the closed process does not start: {e}") from e
 
     def _hear(self, progress: str) -> None:
@@ -256,10 +233,8 @@ class Remote:
 
         Raises
         ------
-        CandidateError
-            If it cannot be loaded.
-        LostError
-            If the process ended while it was loaded, or did not answer in time.
+        RefusedError
+            If it cannot be loaded, or the process ended meanwhile or did not answer in time.
         UserError
             If there is no process that begins to load it.
         """
@@ -275,17 +250,13 @@ class Remote:
                     self.missing = [str(x) for x in about["missing"]]
                     return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
                 self._open = False
-                raise LostError(f"the candidate: its process ended by {about['ended']} while it was loaded")
-            except (CandidateError, LostError) as e:
+                raise RefusedError(f"the candidate: its process ended by {about['ended']} while it was loaded")
+            except RefusedError as e:
                 self.close()
                 if self._loading or self.late:
                     raise
                 why = str(e)
         raise UserError(f"the closed process loads no text: {why}")
-
-    def told(self, e: UserError) -> str:
-        """Return what the process said, without its name and that of the candidate's file."""
-        return str(e).removeprefix("candidate: ").replace(str(self.file), "the candidate")
 
     def kernel(self, op: Op, side: str, about: Mapping[str, Any]) -> Kernel:
         """Return a kernel of the process."""
@@ -320,30 +291,21 @@ class Remote:
         limit_s = OWN_S if own else self.limit_s
         function.code = str(self.ask("compile", function, limit_s=limit_s).get("code", ""))
 
-    def fences(self, function: Far, case: Case, threads: int) -> str:
-        """Return what a kernel does wrong with an array between inaccessible pages, or ""."""
-        try:
-            return str(self.ask("fences", function, case=to_json(case), threads=[threads], seed=0)["wrong"])
-        except LostError as e:
-            return str(e)
-
     def ask(self, do: str, function: Far, limit_s: float | None = None, **more: Any) -> dict[str, Any]:
         """Send a request about a kernel.
 
         Raises
         ------
-        CandidateError
-            If the process refuses it.
-        LostError
-            If the candidate's process ended, or does not answer in time.
+        RefusedError
+            If the process refuses it, ended, or does not answer in time.
         """
         if not (self._worker and self._open):
-            raise LostError("its process has ended")
+            raise RefusedError("its process has ended")
         answer = self._asked(do, limit_s or self.limit_s, side=function.side, types=dict(function.types), **more)
         if "ended" in answer:
             self._open = False
             doing = self._worker._where()
-            raise LostError(f"its process ended by {answer['ended']}{doing}")
+            raise RefusedError(f"its process ended by {answer['ended']}{doing}")
         return answer
 
     def _asked(self, do: str, limit_s: float, **more: Any) -> dict[str, Any]:
@@ -353,16 +315,17 @@ class Remote:
         try:
             return self._worker.ask(do, **more)
         except UserError as e:
-            said = self.told(e)
-            if not isinstance(e, EndedError):
-                raise CandidateError(said) from e
-            self.late |= time.monotonic() >= self.deadline
-            self.end()
-            raise LostError(said, isinstance(e, LateError)) from e
+            said = str(e).removeprefix("candidate: ").replace(str(self.file), "the candidate")
+            if isinstance(e, EndedError):
+                self.late |= time.monotonic() >= self.deadline
+                self.end()
+                raise RefusedError(said, UNCHECKED if isinstance(e, LateError) else WRONG) from e
+            word = COMPILE_ERROR if do in ("open", "compile", "work") else WRONG
+            raise RefusedError(said, getattr(e, "word", word)) from e
 
     def close(self) -> None:
         """End the candidate, and keep the process for the next one."""
         if self._worker and self._open:
             self._open = False
-            with suppress(LostError, CandidateError):
+            with suppress(RefusedError):
                 self._asked("done", process.GRACE_S)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..errors import BY_RULE, RefusedError
 from ..kernels.registry import NAME
 from ..ops import declaration
 from ..ops.declaration import Dim
@@ -99,7 +100,6 @@ PYTHONS = frozenset(vars(sys.modules["builtins"]))
 ATTRIBUTES, METHODS = {"shape", "size", "ndim", "T"}, {"reshape", "sum", "max", "min", "mean"}
 KERNEL_OPTIONS = {"scratch", "parallel", "fastmath", "skips", "narrow"}
 HELPER_OPTIONS = {"parallel", "fastmath", "forceinline"}
-OUTER = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef)
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Return, ast.Expr, ast.Pass, ast.Break,
               ast.Continue)  # fmt: skip
 EXPRESSIONS = (ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
@@ -122,12 +122,9 @@ GUARD = "from cpuopt.judge.rules import NAMES as __builtins__"
 """The first line of an adopted file, by which its functions have those names alone."""
 
 
-class BreachError(Exception):
-    """A text breaks a rule; the message has the line, what stands there, and what is allowed."""
-
-    def __init__(self, rule: str, line: int, said: str) -> None:
-        super().__init__(f"line {line}: {said}; allowed are {RULES[rule]}")
-        self.rule, self.line = rule, line
+def breach(rule: str, line: int, said: str) -> RefusedError:
+    """Return the error of a text that breaks a rule: the line, what stands there, and what is allowed."""
+    return RefusedError(f"line {line}: {said}; allowed are {RULES[rule]}", BY_RULE, {"rule": rule, "line": line})
 
 
 @dataclass(frozen=True)
@@ -146,13 +143,13 @@ def read(text: str, without: Collection[str] = ()) -> Candidate:
 
     Raises
     ------
-    BreachError
+    RefusedError
         For the first breach of a rule.
     """
     try:
         return _Text(text, frozenset(without)).candidate()
     except RecursionError:
-        raise BreachError("text", 1, "its syntax has too many levels") from None
+        raise breach("text", 1, "its syntax has too many levels") from None
 
 
 @dataclass
@@ -170,7 +167,7 @@ class _Text:
 
     def refuse(self, rule: str, node: ast.AST | None, said: str) -> None:
         if rule not in self.without:
-            raise BreachError(rule, getattr(node, "lineno", 1), said)
+            raise breach(rule, getattr(node, "lineno", 1), said)
 
     def candidate(self) -> Candidate:
         try:
@@ -182,7 +179,7 @@ class _Text:
             small = depth <= DEEPEST and nodes <= MOST_NODES
             other = small and b"coding" in raw and ast.dump(ast.parse(raw)) != ast.dump(tree)
         except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError) as e:
-            raise BreachError("text", getattr(e, "lineno", None) or 1, f"it cannot be parsed ({e})") from None
+            raise breach("text", getattr(e, "lineno", None) or 1, f"it cannot be parsed ({e})") from None
         if other:  # an encoding can hide lines in what is a comment here
             self.refuse("text", None, "the encoding that it declares makes another text of it")
         if not small:

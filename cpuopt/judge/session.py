@@ -13,25 +13,27 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from .. import models, ops
+from .. import models
 from ..building import Built
 from ..check.cases import MORE, ODD, SMALL, Case, calls_alike, case, modes, quick_cases
 from ..check.check import check
 from ..check.judge import keeping_threads
-from ..check.memory import BrokenKernelError, rooms
-from ..check.result import BY_RULE, CHEATING, COMPILE_ERROR, MARGINAL, RIGHT, UNCHECKED, WRONG, Result
+from ..check.memory import rooms
+from ..check.result import BY_RULE, CHEATING, COMPILE_ERROR, MARGINAL, RIGHT, UNCHECKED, WRONG
 from ..check.timed import TimedKernels
-from ..errors import UserError
+from ..errors import RefusedError, UserError
+from ..files.reading import to_json
 from ..kernels.compile import jit
-from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
+from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..lab import ab, asm
+from ..lab.rounds import default
 from ..machine import cores
 from ..measure import rates
 from ..measure.comparison import compare, disagreement, geometric_mean
@@ -40,18 +42,11 @@ from ..measure.roofline import Roofs
 from ..ops.declaration import Op
 from ..program.arena import gb
 from ..train.job import Settings, build_only, model_of
-from ..wording import nearest
 from . import private, rules, timing
 from .child import MOST_BYTES
-from .remote import OWN_S, ROOM, CandidateError, Clocks, Far, LostError, Remote
+from .remote import OWN_S, ROOM, Far, Remote
 
 FASTER = "faster"
-TIMED = ("slower", "inconclusive", FASTER)
-"""The words of a candidate that is right and was timed."""
-REFUSED = (BY_RULE, COMPILE_ERROR, WRONG, CHEATING, UNCHECKED)
-"""Those of a candidate that is not accepted, however fast it is."""
-VERDICTS = (*REFUSED, *TIMED, RIGHT)
-"""The words of a verdict: those of `check.result.WORDS`, and of one that was timed."""
 TIMED_S = 8.0
 """The seconds that a comparison may take on a calm machine, for all shapes together."""
 STEPS = (6, 12, 24)
@@ -85,14 +80,10 @@ class ModelSizes:
         """The model's job."""
         return Settings(model=self.model, B=self.B, T=self.T)
 
-    def shapes(self, op: Op) -> list[Case]:
-        """List the shapes of an op's calls; of an op that the model does not call, one shape at GPT-2's widths."""
-        return shapes_of(op, self)
-
 
 @cache
 def shapes_of(op: Op, task: ModelSizes) -> list[Case]:
-    """List the shapes of an op's calls in a task's model, or one at GPT-2's widths."""
+    """List the shapes of an op's calls; of an op that the model does not call, one shape at GPT-2's widths."""
     if op.name in ab.ops_of(task.model):
         return calls_alike(ab.calls_of(op, task.settings))
     return [ab.case_at(op, ab.usual_sizes(op, task.B, task.T))]
@@ -105,20 +96,6 @@ def entry(timed: Mapping[str, Any], roofs: Roofs | None) -> dict[str, Any]:
     return {**told, "a_us": timed["a_ns"] / 1e3, "b_us": timed["b_ns"] / 1e3, "roof_percent": share}
 
 
-@dataclass(frozen=True)
-class Submission:
-    """The text of a candidate and what it is a candidate for."""
-
-    text: str
-    op: Op
-    variant: str
-
-    @property
-    def digest(self) -> str:
-        """The digest of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
-
 @dataclass
 class Ruling:
     """A verdict on a candidate.
@@ -127,7 +104,7 @@ class Ruling:
     ----------
     op, candidate, text : the op, the variant's name in the text, and the text's digest.
     code : the digest of the machine code; empty if there is none.
-    verdict : a word of `VERDICTS`.
+    verdict : a word of `check.result.WORDS`, or of one that was timed: faster, slower or inconclusive.
     reason : why, in one line; of a private case its class.
     rule, line : the rule that the text breaks, and where.
     witness : of a public case: seed, case, argument, index, got and wanted.
@@ -153,14 +130,6 @@ class Ruling:
     machine: str = ""
     seconds: float = 0.0
     timed: dict[str, Any] = field(default_factory=dict)
-
-
-class Stopped(Exception):  # noqa: N818  (a verdict, not an error)
-    """A verdict that ends the judging."""
-
-    def __init__(self, verdict: str, reason: str, **more: Any) -> None:
-        super().__init__(reason)
-        self.more = {"verdict": verdict, "reason": reason, **more}
 
 
 class Judge:
@@ -192,7 +161,7 @@ class Judge:
 
     def check(self, text: str, op: str) -> Ruling:
         """Judge whether a candidate is right; its speed is not measured."""
-        return self.rule(text, op, lambda submission, kernels: {})
+        return self.rule(text, op, lambda pair: {})
 
     def time(
         self, text: str, op: str, task: ModelSizes | None = None, against: str = "", in_step: bool = False
@@ -211,39 +180,31 @@ class Judge:
             For a task that no candidate could do: its arrays or its step need too much memory, or the step does not
             call the op. Nothing was judged then.
         """
-        known, task = op_named(op), task or ModelSizes()
+        known, task = ab.op_named(op), task or ModelSizes()
         require_room(known, task)
-        job = self.job(known, task, against or baseline(known)) if in_step else {}
+        swap = (f"{known.name}={against or default(known.name)}",)
+        job = {**asdict(task), "threads": self.threads, "swap": swap}
         step = step_of(known, task, job) if in_step else None
 
-        def then(s: Submission, pair: tuple[Kernel, Kernel]) -> dict[str, Any]:
-            found = self.timed(pair, task.shapes(s.op))
+        def then(pair: tuple[Kernel, Kernel]) -> dict[str, Any]:
+            found = self.timed(pair, shapes_of(known, task))
             if step:
                 found["in_step"] = self.in_step(pair, step, job)
             return {**found, "loops": self.loops(pair[0])}
 
         return self.rule(text, op, then, against)
 
-    def job(self, op: Op, task: ModelSizes, against: str) -> dict[str, Any]:
-        """Return the settings of a training step with the baseline."""
-        sizes = {"model": task.model, "B": task.B, "T": task.T}
-        return {**sizes, "threads": self.threads, "swap": (f"{op.name}={against}",)}
-
     def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[Case]) -> dict[str, Any]:
         """Compare a candidate with the baseline; return the verdict and what it is based on."""
         mine, usual = pair
-        pairs: list[timing.AloneFar] = []
         timing.require_threads(self.threads)
         for k in pair:
-            far(k).clocks, far(k).long = Clocks(), Clocks()
-        try:
-            made = timing.alone_far(self.drawn, TIMED_S / len(shapes), pairs)
-            more: dict[str, Any] = {"seed": self.seed % 2**32, "say": self.say, "make": made}
-            found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
-        except (UserError, BrokenKernelError) as e:
-            raise Stopped(getattr(e, "word", WRONG), plain(str(e))) from None
+            far(k).clocks, far(k).long = [], []
+        made = partial(timing.AloneFar, drawn=self.drawn, most_s=TIMED_S / len(shapes))
+        more: dict[str, Any] = {"seed": self.seed % 2**32, "say": self.say, "make": made}
+        found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
         if said := timing.disagreement(far(usual), far(mine)):
-            raise Stopped(CHEATING, said)
+            raise RefusedError(said, CHEATING)
         self.again(mine)
         roofs = rates.stored().get(self.threads)
         cases = [entry(c, roofs) for c in found["cases"]]
@@ -252,7 +213,7 @@ class Judge:
         word, reason = "inconclusive" if alike else found["verdict"], found["why"]
         if accused := ab.beyond_roofs([f"the {usual.variant} kernel", "the candidate"], found["cases"], roofs):
             word, reason = "inconclusive", accused[-1]
-        elif not alike and ratio["low"] < FAR_SLOWER and any(p.busy for p in pairs):
+        elif not alike and ratio["low"] < FAR_SLOWER and any(c["busy"] for c in found["cases"]):
             word, reason = "inconclusive", "threads waited for a core in more than half of all rounds: others run here"
         saves = found["a_ms"] - found["b_ms"]
         return {
@@ -288,17 +249,17 @@ class Judge:
             start = time.perf_counter_ns()
             told = [float(ns) for ns in self.remote.ask("train", far(pair["BA".index(side)]))["ns"]]
             if not 0 < told[1] <= told[0] <= time.perf_counter_ns() - start:
-                raise Stopped(CHEATING, "told times of a step that the judge's clock does not confirm")
+                raise RefusedError("told times of a step that the judge's clock does not confirm", CHEATING)
             return told
 
         with wrong_in_step():
             built = self.remote.ask("build", far(mine), limit_s=OWN_S, settings=job)
         if said := built.get("unbuilt"):
-            raise UserError(f"--in-step: the closed process cannot build {job['model']}: {plain(said)}")
+            raise UserError(f"--in-step: the closed process cannot build {job['model']}: {said}")
         with wrong_in_step():
             names, losses = (f"the {usual.variant} kernel", "the candidate"), built["losses"]
             if said := disagreement(names, losses["A"], losses["B"]):
-                raise Stopped(WRONG, f"in a training step: {said}")
+                raise RefusedError(said)
             self.say("alternating steps")
             done = compare(lambda: trial("A"), lambda: trial("B"), seed=self.seed % 2**32, analyses=STEPS, decides=1)
         whole, own = (ab.entry(done, i) for i in range(2))
@@ -329,52 +290,50 @@ class Judge:
         """List the innermost loops of a candidate's machine code; of a process that ended, none."""
         try:
             return self.machine_code(kernel)[1]
-        except (UserError, LostError):
+        except UserError:
             return []
 
     def rule(
-        self, text: str, op: str, then: Callable[[Submission, tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""
+        self, text: str, op: str, then: Callable[[tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""
     ) -> Ruling:
         """Judge a candidate, and go on with `then` if it is right."""
         start, self.remote.late = time.perf_counter(), False
-        known = op_named(op)
+        known = ab.op_named(op)
         found = Ruling(known.name, "", hashlib.sha256(text.encode(errors="replace")).hexdigest(), machine=machine_id())
         try:
-            submission = read(text, known)
-            found.candidate = submission.variant
+            found.candidate = read(text, known)
             with rooms(self.remote.shared.room):
                 found.controls = self.controls(known)
                 self.farthest, self.marginal = 0.0, ""
                 with self.remote.within(VERDICT_S):
-                    pair = self.opened(submission, against or baseline(known))
+                    pair = self.opened(text, known, against or default(known.name))
                     found.code = far(pair[0]).code
                     found.cases = self.checked(pair[0])
-                    found.timed = then(submission, pair)
+                    found.timed = then(pair)
                 found.verdict = found.timed.pop("verdict", RIGHT)
                 found.reason = "; ".join(filter(None, (found.timed.pop("reason", ""), self.marginal)))
-        except Stopped as e:
+        except RefusedError as e:
             if self.remote.late:
-                raise UserError(
-                    f"judge {op}: no verdict within {VERDICT_S:g} s; take a smaller --model, -B or -T, a "
-                    "faster kernel, or a time when less runs here"
-                ) from None
-            for name, x in e.more.items():
-                setattr(found, name, x)
+                said = "take a smaller --model, -B or -T, a faster kernel, or a time when less runs here"
+                raise RefusedError(f"judge {op}: no verdict within {VERDICT_S:g} s; {said}", UNCHECKED) from None
+            found.verdict, found.reason = e.word, str(e)[:500]
+            found.rule, found.line = e.witness.get("rule", ""), e.witness.get("line")
+            found.witness = e.witness if "seed" in e.witness else {}
         finally:
             self.remote.close()
         found.isolation = {"by": self.remote.by, "missing": self.remote.missing}
         found.seconds = time.perf_counter() - start
         return found
 
-    def opened(self, submission: Submission, against: str) -> tuple[Kernel, Kernel]:
+    def opened(self, text: str, op: Op, against: str) -> tuple[Kernel, Kernel]:
         """Compile a candidate in the closed process; return it and the baseline."""
         self.say("compiling")
         try:
-            pair = self.remote.open(submission.text, submission.op, against)
+            pair = self.remote.open(text, op, against)
             pair[0].compile()
-        except (CandidateError, LostError) as e:
-            said, late = plain(str(e)), getattr(e, "word", "") == UNCHECKED
-            raise Stopped(UNCHECKED if late else COMPILE_ERROR, said, line=line_of(said, submission)) from None
+        except RefusedError as e:
+            word, line = COMPILE_ERROR if e.word == WRONG else e.word, line_of(str(e), text, op)
+            raise RefusedError(str(e), word, {"line": line}) from None
         return pair
 
     def controls(self, op: Op) -> dict[str, Any]:
@@ -389,14 +348,14 @@ class Judge:
             self.say("controls")
             with rooms(self.remote.shared.room), self.remote.within(OWN_S, OWN_S):
                 try:
-                    pair = self.remote.open(nothing(op), op, baseline(op))
-                except LostError as e:
+                    pair = self.remote.open(nothing(op), op, default(op.name))
+                except RefusedError as e:
                     raise UserError(f"the judge is not fit to judge {op.name}: {e}") from e
                 (first, *_), rng = quick_cases(op), private.seed()
                 usual, idle = (check(k, first, threads=(1,), seed=rng) for k in reversed(pair))
             self.remote.close()
             if idle.verdict != WRONG or usual.refused:
-                why = f" ({plain(usual.reason)})" if usual.refused else ""
+                why = f" ({usual.reason})" if usual.refused else ""
                 raise UserError(
                     f"the judge is not fit to judge {op.name}: a kernel that does nothing is {idle.verdict}, and "
                     f"{usual.kernel} is {usual.verdict}{why}; expected {WRONG} and {RIGHT}"
@@ -427,7 +386,7 @@ class Judge:
 
         Raises
         ------
-        Stopped
+        RefusedError
             For a kernel that is refused on it; of a private case only the class is told.
         """
         result = check(kernel, c, threads=threads, seed=seed)
@@ -436,7 +395,7 @@ class Judge:
             if not told:
                 shown = result.reason if result.verdict != WRONG or "process" in result.reason else "it is wrong"
                 said = f"{shown} in a private case ({private.class_of(kernel.op, c)})"
-            raise Stopped(result.verdict, plain(said), witness=witness(result, seed) if told else {})
+            raise RefusedError(said, result.verdict, {"seed": seed, **result.witness()} if told else {})
         if result.ratio > max(1.0, self.farthest):
             self.farthest = result.ratio
             self.marginal = f"{MARGINAL}: {result.ratio:.1f} times as far off as rounding explains"
@@ -446,28 +405,25 @@ class Judge:
         flags, small = modes(kernel.op), case(kernel.op, SMALL)
         on = flags[rng.integers(len(flags))]
         calls = [(int(which), "nan", "kept") for which in rng.integers(2, size=CALLS)]
-        try:
-            with keeping_threads() as most:
-                numba_threads.set_threads(min(most, self.threads))
-                timed = TimedKernels({"B": kernel}, replace(small, adds=on), private.seed(), secret=True)
-                timed.audit("B", calls, "called repeatedly")
-        except (UserError, BrokenKernelError) as e:
-            said = plain(str(e).replace(" on the arrays that are timed", ""))
-            raise Stopped(getattr(e, "word", WRONG), said) from None
+        with keeping_threads() as most:
+            numba_threads.set_threads(min(most, self.threads))
+            timed = TimedKernels({"B": kernel}, replace(small, adds=on), private.seed(), secret=True)
+            timed.audit("B", calls, "called repeatedly")
 
     def fenced(self, kernel: Kernel, c: Case) -> None:
         """Require that a kernel stays inside its arrays, each of which stands at inaccessible pages in turn."""
-        if wrong := self.remote.fences(far(kernel), c, self.threads):
-            raise Stopped(WRONG, plain(f"{wrong} ({c})"))
+        asked = {"case": to_json(c), "threads": [self.threads], "seed": 0}
+        if wrong := self.remote.ask("fences", far(kernel), **asked)["wrong"]:
+            raise RefusedError(f"{wrong} ({c})")
 
 
 @contextmanager
 def wrong_in_step() -> Iterator[None]:
-    """Turn an error of a training step into the verdict on the candidate."""
+    """Say of an error that a training step shows it."""
     try:
         yield
-    except (UserError, BrokenKernelError) as e:
-        raise Stopped(getattr(e, "word", WRONG), plain(f"in a training step: {e}")) from None
+    except RefusedError as e:
+        raise RefusedError(f"in a training step: {e}", e.word) from None
 
 
 def require_room(op: Op, task: ModelSizes) -> None:
@@ -478,7 +434,7 @@ def require_room(op: Op, task: ModelSizes) -> None:
     UserError
         With both sizes.
     """
-    for s in task.shapes(op):
+    for s in shapes_of(op, task):
         if (need := op.bytes(s.sizes, s.adds or {}, s.absent, s.types)) > ROOM // SHARES:
             raise UserError(
                 f"{op.name} at {s} moves {gb(need)}, and the judge takes {gb(ROOM // SHARES)} at the most; take a "
@@ -515,41 +471,27 @@ def far(kernel: Kernel) -> Far:
     return kernel.function
 
 
-def op_named(name: str) -> Op:
-    """Return the op of a name; raise `UserError` if there is none."""
-    if name not in ops.ALL:
-        raise UserError(f"judge {name!r}: no such op; {nearest(name, ops.ALL)}; 'cpuopt judge --tasks' lists all")
-    return ops.ALL[name]
-
-
-def baseline(op: Op) -> str:
-    """Return the variant with which candidates are compared: the package's fastest."""
-    return DEFAULT if (op.name, DEFAULT) in KERNELS else BASE
-
-
-def read(text: str, op: Op) -> Submission:
-    """Hold a text against the rules.
+def read(text: str, op: Op) -> str:
+    """Hold a text against the rules, and return the variant as which it registers its kernel.
 
     Raises
     ------
-    Stopped
+    RefusedError
         For a breach of one.
     """
-    try:
-        kernels = [variant for name, variant in rules.read(text).kernels if name == op.name]
-    except rules.BreachError as e:
-        raise Stopped(BY_RULE, plain(str(e)), rule=e.rule, line=e.line) from None
+    kernels = [variant for name, variant in rules.read(text).kernels if name == op.name]
     if len(kernels) != 1:
-        raise Stopped(BY_RULE, f"the text registers {len(kernels)} kernels of {op.name}; expected one", rule="task")
-    return Submission(text, op, kernels[0])
+        said = f"the text registers {len(kernels)} kernels of {op.name}; expected one"
+        raise RefusedError(said, BY_RULE, {"rule": "task"})
+    return kernels[0]
 
 
-def line_of(said: str, submission: Submission) -> int:
+def line_of(said: str, text: str, op: Op) -> int:
     """Return the line of a compile error: the one that it says, else that of the constant it names or of the kernel."""
     if at := LINE.search(said):
         return int(at[1])
-    named, kernel = said.partition("'")[2].partition("'")[0], f"ops.{submission.op.name},"
-    body = ast.parse(submission.text.encode()).body
+    named, kernel = said.partition("'")[2].partition("'")[0], f"ops.{op.name},"
+    body = ast.parse(text.encode()).body
     found = [n.lineno for n in body if isinstance(n, ast.Assign) and named in map(ast.unparse, n.targets)]
     for n in body:
         found += [d.lineno for d in getattr(n, "decorator_list", ()) if kernel in ast.unparse(d)]
@@ -564,14 +506,3 @@ def nothing(op: Op) -> str:
         f"from cpuopt import kernel, ops\n\n\n@kernel(ops.{op.name}, 'nothing', parallel=False)\n"
         f"def {op.name}({params}):\n    return\n"
     )
-
-
-def witness(result: Result, seed: int) -> dict[str, Any]:
-    """Return where a public case fails."""
-    found = result.to_json()
-    return {"seed": seed, "case": str(result.case), **{k: found[k] for k in ("argument", "index", "got", "want")}}
-
-
-def plain(text: str) -> str:
-    """Return a reason on one line, without control characters; it may hold a candidate's text."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:500]

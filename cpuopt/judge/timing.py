@@ -21,7 +21,7 @@ import numpy as np
 from ..check.cases import Arguments, Case, elements
 from ..check.judge import imprecise
 from ..check.result import CHEATING, Result
-from ..check.timed import OUTS, UNSEEN, WORK, Inputs, TimedKernels, draw
+from ..check.timed import OUTS, UNSEEN, WORK, Inputs, draw
 from ..errors import RefusedError, UserError
 from ..kernels.registry import Kernel
 from ..lab.ab import Alone
@@ -63,21 +63,6 @@ LOOKS = (8, 4, 2, 1)
 """The analyses: after an eighth of the rounds, a quarter, a half, and all."""
 
 
-def alone_far(drawn: Drawn, most_s: float, pairs: list[AloneFar]) -> Callable[..., AloneFar]:
-    """Return what makes the pair of a shape, with inputs that stay warm, for a comparison of so many seconds.
-
-    Parameters
-    ----------
-    pairs : where each pair that is made is put.
-    """
-
-    def make(kernels: Sequence[Kernel], shape: Case, seed: int, flush: bool, clock: Callable[[], int]) -> AloneFar:
-        pairs.append(AloneFar(kernels, shape, seed, drawn, most_s))
-        return pairs[-1]
-
-    return make
-
-
 class AloneFar(Alone):
     """A baseline and a candidate of the closed process on the same arrays of one shape.
 
@@ -89,28 +74,31 @@ class AloneFar(Alone):
 
     trial_s = TRIAL_S
 
-    def __init__(self, kernels: Sequence[Kernel], shape: Case, seed: int, drawn: Drawn, most_s: float) -> None:
-        self.drawn, self.most_s, self.seed = drawn, most_s, seed
+    def __init__(
+        self,
+        kernels: Sequence[Kernel],
+        shape: Case,
+        seed: int,
+        flush: bool,
+        clock: Callable[[], int],
+        *,
+        drawn: Drawn,
+        most_s: float,
+    ) -> None:
+        self.most_s, self.seed = most_s, seed
         self.calm = self.trials_disturbed = 0
         self.took: dict[str, list[float]] = {"A": [], "B": []}
         self.rounds_disturbed: list[bool] = []
         self.now: tuple[int, str, str] | None = None
         for k in kernels:
             k.typed(shape.types).compile()
-        super().__init__(kernels, shape, seed)
-        self.rng, self.timed.rng = (
-            np.random.default_rng(private.seed()) for _ in range(2)
-        )  # others for each candidate
-        self.timed.chance /= JUDGED
+        op = kernels[0].op
+        if (key := f"{op.name} {shape}") not in drawn:
+            drawn[key] = draw(op, shape, seed, FRESH[elements(op, shape) >= MANY])
+        super().__init__(kernels, shape, seed, flush, clock, drawn=drawn[key], secret=True)
+        self.rng = np.random.default_rng(private.seed())  # another for each candidate
+        self.chance /= JUDGED
         self.fence()
-
-    def arrays(self, kernels: Mapping[str, Kernel], shape: Case, seed: int) -> TimedKernels:
-        """Make the arrays, into which no right result is put."""
-        op, key = next(iter(kernels.values())).op, f"{next(iter(kernels.values())).op.name} {shape}"
-        if key not in self.drawn:
-            more = FRESH[elements(op, shape) >= MANY]
-            self.drawn[key] = draw(op, shape, seed, more)
-        return TimedKernels(kernels, shape, seed, self.drawn[key], secret=True)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments; return the ns by the clock of the process."""
@@ -175,10 +163,10 @@ class AloneFar(Alone):
         calls = self.lengths["A"][0]
         times = max(2, min(MOST_TIMES, int(LONG_S * 1e9 / calls / max(map(self.told, "AB")))))
         functions = {side: self.far(side) for side in "AB"}
-        confirm(functions, lambda side: functions[side].batch(self.timed.args[side][:calls], times))
+        confirm(functions, lambda side: functions[side].batch(self.args[side][:calls], times))
         self.require_no_memory()
         usual, mine = found = super().finish()
-        if said := imprecise(self.timed.op, usual, mine):
+        if said := imprecise(self.op, usual, mine):
             raise RefusedError(f"{said}, on the arrays that are timed ({mine.case})")
         return found
 
@@ -190,48 +178,47 @@ class AloneFar(Alone):
         UserError
             For a candidate that is wrong with them, or takes longer: it keeps results, wherever that is.
         """
-        new, said = self.timed.sets[2:], ""
+        new, said = self.sets[2:], ""
         for i in range(SUSPECTED):
             if not (said := self.kept(new if i == 0 else self.more(len(new)))):
                 break
-        self.timed.swap(0)
+        self.swap(0)
         if said:
-            raise RefusedError(f"{self.timed.kernels['B'].name} {said}", CHEATING)
+            raise RefusedError(f"{self.kernels['B'].name} {said}", CHEATING)
 
     def kept(self, new: Sequence[Inputs]) -> str:
         """Return that the candidate takes longer with new inputs than with known ones, or than was measured; or ""."""
         took: dict[str, list[tuple[float, float]]] = {"A": [], "B": []}
         for i, fresh in enumerate(new):
             for side, ns in took.items():
-                known, _ = self.once(side, self.timed.sets[i % 2])
+                known, _ = self.once(side, self.sets[i % 2])
                 first, waited = self.once(side, fresh)
                 if waited <= WAITED * first:  # otherwise its time is that of another process
                     ns.append((known, first))
-                self.timed.judge(side, 1, UNSEEN)
+                self.judge(side, 1, UNSEEN)
         each = {side: ([a for a, _ in ns], [b for _, b in ns]) for side, ns in took.items()}
         measured = {side: float(np.median(ns)) for side, ns in self.took.items() if ns}
         return memory(each) or (memory(each, measured) if measured else "")
 
     def more(self, count: int) -> Sequence[Inputs]:
         """Draw as many inputs once more, others than all before."""
-        known = self.timed
-        _, sets = draw(known.op, known.case, self.seed, len(known.sets) - 2 + count)
-        return sets[len(known.sets) :]
+        _, sets = draw(self.op, self.case, self.seed, len(self.sets) - 2 + count)
+        return sets[len(self.sets) :]
 
     def once(self, side: str, inputs: Inputs) -> tuple[float, float]:
         """Return the ns of a call with some inputs, and those for which its threads waited for a core.
 
         The baseline is called before it: the inputs are then in the caches, as they are when a kernel is timed.
         """
-        self.timed.hold(0, inputs)
+        self.hold(0, inputs)
         for one in "A", side:
-            self.timed.fill(one, "nan", "nan", 1)
-            found = self.far(one).batch(self.timed.args[one][:1])
+            self.fill(one, "nan", "nan", 1)
+            found = self.far(one).batch(self.args[one][:1])
         return found
 
     def told(self, side: str) -> float:
         """Return the ns of a call in the last samples, by the clock of the process."""
-        last = sorted(self.far(side).clocks.inside[-LAST:])
+        last = sorted(ns for ns, _ in self.far(side).clocks[-LAST:])
         return max(last[(len(last) - 1) // 4], 1.0) / self.lengths[side][0]
 
     def fence(self) -> None:
@@ -239,7 +226,7 @@ class AloneFar(Alone):
         function, calls = self.far("B"), [CALLS[i] for i in self.rng.permutation(len(CALLS))]
         for i, function.fenced in enumerate(("end", "begin")):
             some = calls[AT_EDGE * i :][:AT_EDGE]
-            self.timed.audit("B", some, "beside inaccessible memory, at the size that is timed")
+            self.audit("B", some, "beside inaccessible memory, at the size that is timed")
         function.fenced = ""
 
 
@@ -285,11 +272,11 @@ def disagreement(baseline: Far, candidate: Far) -> str:
 
 
 def _apart(baseline: Clocks, candidate: Clocks, of: Callable[[Any], Any], times: float) -> str:
-    if min(len(baseline.inside), len(candidate.inside)) < LEAST:
+    if min(len(baseline), len(candidate)) < LEAST:
         return ""
-    gaps = [np.asarray(c.outside) - np.asarray(c.inside) for c in (baseline, candidate)]
+    gaps = [np.diff(c)[:, 0] for c in (baseline, candidate)]
     usual, own = (float(of(g)) for g in gaps)
-    allowed = times * max(usual, 0.0) + SLACK * float(np.median(candidate.inside)) + NOISE_NS
+    allowed = times * max(usual, 0.0) + SLACK * float(np.median(candidate, axis=0)[0]) + NOISE_NS
     if own > allowed or float(gaps[1].min()) < 0:
         return (
             f"told times that the judge's clock does not confirm: a request takes {own / 1e3:.0f} us longer than told, "

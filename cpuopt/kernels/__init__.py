@@ -11,12 +11,13 @@ import traceback
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .. import ops
-from ..errors import UserError
+from ..errors import CHEATING, COMPILE_ERROR, RefusedError, UserError
 from . import compile as _  # noqa: F401  (which looks at the settings of numba before that is imported)
 from . import registry
 from .watch import Watch
@@ -57,10 +58,12 @@ def load_all(files: Sequence[str | Path]) -> None:
         For a file that is missing or raises; the message names the line.
     """
     for file in files:
-        load_file(file, f"--kernels {file}", "@kernel functions")
+        load_file(file, f"--kernels {file}", "@kernel functions", word=COMPILE_ERROR)
 
 
-def load_file(file: str | Path, flag: str, of: str, names: Mapping[str, Any] | None = None) -> ModuleType:
+def load_file(
+    file: str | Path, flag: str, of: str, names: Mapping[str, Any] | None = None, word: str = ""
+) -> ModuleType:
     """Import a user's file, unless it is imported already, and return its module.
 
     It can import the files beside it, and these import it by its name; all of them are one module each.
@@ -70,13 +73,14 @@ def load_file(file: str | Path, flag: str, of: str, names: Mapping[str, Any] | N
     flag : the first words of an error.
     of : what the file should define.
     names : what it has of Python's own names; by default all.
+    word : as in `blaming`.
 
     Raises
     ------
     UserError
         For a file that is missing or raises; the message names the line. What it registered is removed.
     """
-    path = Path(file).resolve()
+    path = Path(os.path.realpath(file))  # which resolves a link to itself too
     if module := imported(path):
         return module
     if not path.is_file():
@@ -104,10 +108,10 @@ def load_file(file: str | Path, flag: str, of: str, names: Mapping[str, Any] | N
     watch, writes = Watch(), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # which a second save in the same second would not make stale
     try:
-        with blaming(path, flag):
+        with blaming(path, flag, word):
             spec.loader.exec_module(module)
             if changes := watch.changes():
-                raise ValueError("; ".join(changes))
+                raise RefusedError(f"{flag}: {'; '.join(changes)}", CHEATING)
     except BaseException:
         for there, before in (registry.KERNELS, kernels), (ops.ALL, declared):
             there.clear()
@@ -146,16 +150,24 @@ def files_beside(files: Sequence[Path]) -> list[Path]:
 
 
 @contextmanager
-def blaming(path: Path, flag: str) -> Iterator[None]:
-    """Run code of a user's file; an exception becomes a `UserError` with the line of the file, or of one beside it."""
+def blaming(path: Path, flag: str, word: str = "") -> Iterator[None]:
+    """Run code of a user's file; an exception becomes a `UserError` with the line of the file, or of one beside it.
+
+    Parameters
+    ----------
+    word : of a file of kernels the word of the `RefusedError` in its place.
+    """
+    failed = partial(RefusedError, word=word) if word else UserError
     try:
         yield
-    except (KeyboardInterrupt, UserError):
+    except (KeyboardInterrupt, RefusedError):
         raise
+    except UserError as e:
+        raise failed(str(e)) from e
     except BaseException as e:
         places = [(f.filename, f.lineno) for f in traceback.extract_tb(e.__traceback__)]
         places += [(e.filename, e.lineno)] if isinstance(e, SyntaxError) and e.filename else []
         mine = [(Path(file), line) for file, line in places if Path(file).parent == path.parent]
         file, line = mine[-1] if mine else (path, getattr(e, "lineno", "?"))
         where = f"line {line}" if file == path else f"{file.name}, which it imports, line {line}"
-        raise UserError(f"{flag}: {where} raised {type(e).__name__}: {e}") from e
+        raise failed(f"{flag}: {where} raised {type(e).__name__}: {e}") from e

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import models
+from .. import models, ops
 from ..building import Bound
 from ..check.cases import Case, case
 from ..check.result import CHEATING, Result, refuse
@@ -66,6 +66,13 @@ COLD_SAMPLES = 3
 BESIDE_ROUNDS = 3
 """Rounds, of two trials a side, in the state of the caches that the verdict is not about."""
 Say = Callable[[str], None]
+
+
+def op_named(name: str) -> Op:
+    """Return the op of a name; raise a `UserError` if there is none."""
+    if name not in ops.ALL:
+        raise UserError(f"{name!r}: no such op; {nearest(name, ops.ALL)}; 'cpuopt kernels' lists all")
+    return ops.ALL[name]
 
 
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
@@ -131,7 +138,7 @@ def case_at(op: Op, sizes: Mapping[str, int]) -> Case:
     return Case(found, adds=adds, layers=("given sizes",))
 
 
-class Alone:
+class Alone(TimedKernels):
     """Kernels on the same arrays of one shape; their results are judged before, during and after the timing.
 
     Parameters
@@ -139,6 +146,7 @@ class Alone:
     kernels : A, B and so on.
     flush : whether other data fill the caches before each call, unless a trial says otherwise.
     clock : in ns.
+    more : as `TimedKernels` takes it.
 
     Raises
     ------
@@ -155,21 +163,17 @@ class Alone:
         seed: int,
         flush: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
+        **more: Any,
     ) -> None:
         self.sides = ascii_uppercase[: len(kernels)]
         typed = {side: k.typed(shape.types) for side, k in zip(self.sides, kernels, strict=True)}
-        self.timed = self.arrays(typed, shape, seed)
-        self.rng = np.random.default_rng(seed)
+        super().__init__(typed, shape, seed, **more)
         self.clock, self.cold = clock, flush
         self.lengths = dict.fromkeys(self.sides, (1, 1))
         for side in self.sides:
-            self.timed.audit(side, BEFORE, "before it was timed")
+            self.audit(side, BEFORE, "before it was timed")
         self.functions = {side: k.direct().function for side, k in typed.items()}  # compiled by now, as in a step
         self._choose_lengths()
-
-    def arrays(self, kernels: Mapping[str, Kernel], shape: Case, seed: int) -> TimedKernels:
-        """Make the arrays."""
-        return TimedKernels(kernels, shape, seed)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments, and return the ns that all took."""
@@ -184,15 +188,15 @@ class Alone:
         A side that takes `FAR` times as long is sampled by itself, or its trials would have no end.
         """
         took = {side: min(self.sample(side) for _ in range(3)) for side in self.sides}
-        quick, room = min(took.values()), max(1, POOL // max(1, self.timed.nbytes))
+        quick, room = min(took.values()), max(1, POOL // max(1, self.nbytes))
         for side, ns in took.items():
             call_s = max(ns if ns > FAR * quick else quick, 1) / 1e9
             calls = max(1, min(MOST_CALLS, room, int(SAMPLE_S / call_s)))
             self.lengths[side] = calls, max(1, min(1000, int(self.trial_s / (call_s * calls))))
             if self.cold:
                 self.lengths[side] = 1, COLD_SAMPLES
-        self.timed.place(max(calls for calls, _ in self.lengths.values()))
-        self.timed.swap(0)
+        self.place(max(calls for calls, _ in self.lengths.values()))
+        self.swap(0)
         most = int(
             FILLED * self.trial_s * 1e9 / max(1, *(min(self._filling(side) for _ in range(3)) for side in self.sides))
         )
@@ -201,7 +205,7 @@ class Alone:
 
     def _filling(self, side: str) -> float:
         start = self.clock()
-        self.timed.fill(side, "almost", "numbers", self.lengths[side][0])
+        self.fill(side, "almost", "numbers", self.lengths[side][0])
         return self.clock() - start
 
     @cached_property
@@ -213,8 +217,8 @@ class Alone:
         """Return the ns of a call, in one sample that nobody judges."""
         cold = self.cold if cold is None else cold
         calls = 1 if cold else self.lengths[side][0]
-        every = self.timed.args[side][:calls]
-        self.timed.fill(side, outs, scratch, calls)
+        every = self.args[side][:calls]
+        self.fill(side, outs, scratch, calls)
         if cold:
             self.flush()
         return self.spend(side, every) / calls
@@ -234,15 +238,15 @@ class Alone:
         cold = self.cold if cold is None else cold
         calls, samples = (1, COLD_SAMPLES) if cold else self.lengths[side]
         which, outs, scratch = self.conditions()
-        self.timed.swap(which)
-        judged = self.rng.integers(samples) if self.rng.random() < self.timed.chance else -1
+        self.swap(which)
+        judged = self.rng.integers(samples) if self.rng.random() < self.chance else -1
         times = []
         for i in range(samples):
             times.append(self.sample(side, outs, scratch, cold))
             if i == judged:
-                self.timed.judge(side, calls, WHILE)
+                self.judge(side, calls, WHILE)
             else:
-                self.timed.probe(side, calls)
+                self.probe(side, calls)
         return lower_quartile(times)
 
     def conditions(self) -> tuple[int, str, str]:
@@ -258,11 +262,16 @@ class Alone:
         """Return whether the round that ends now does not count."""
         return False
 
+    @property
+    def busy(self) -> bool:
+        """Whether threads waited for a core in most rounds, as far as that is known."""
+        return False
+
     def finish(self) -> list[Result]:
         """Judge each once more, and return the worst result of each."""
         for side in self.sides:
-            self.timed.audit(side, AFTER, AFTERWARDS)
-        return list(self.timed.worst.values())
+            self.audit(side, AFTER, AFTERWARDS)
+        return list(self.worst.values())
 
 
 def beside(pair: Alone) -> dict[str, Any]:
@@ -321,7 +330,7 @@ def alone(
         calls = {side: n for side, (n, _) in pair.lengths.items()}
         samples = {side: n for side, (_, n) in pair.lengths.items()}
         counts = {"calls_per_sample": calls, "samples_per_trial": samples, **cost(kernels[0].op, shape)}
-        cases.append({**to_json(shape), **entry(done[-1]), **counts, **more})
+        cases.append({**to_json(shape), **entry(done[-1]), **counts, **more, "busy": pair.busy})
         require_possible([k.name for k in kernels], cases[-1], numba_threads.get_threads())
         del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
@@ -562,7 +571,7 @@ def compare_steps(
     say("first steps")
     losses = pair.losses()
     if refused := disagreement(names, losses["A"], losses["B"]):
-        raise UserError(refused)
+        raise RefusedError(refused)
     say("judging a step")
     pair.judged += pair.audit("before any was timed")
     others = Others()

@@ -16,7 +16,7 @@ from ..check import gate
 from ..check.cases import Case
 from ..check.result import Result, refuse, whole
 from ..files.reading import from_json, to_json
-from ..isolate.child import Asked, Child
+from ..isolate.child import Child
 from ..isolate.serve import Say
 from ..kernels.toolkit.threads import cores
 from ..ops.storage import WIDE
@@ -35,7 +35,7 @@ Plans = dict[str, tuple[list[Case], int]]
 
 
 def planned(
-    child: Asked,
+    child: Child,
     ops: Collection[str],
     jobs: Sequence[Mapping[str, Any]],
     sizes: Sequence[Mapping[str, int]],
@@ -58,7 +58,7 @@ def cases(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 
 def judge(
-    child: Asked,
+    child: Child,
     wanted: Sequence[tuple[str, str]],
     plans: Plans,
     threads: Sequence[int],
@@ -92,7 +92,7 @@ def check(
     """
     most = max(threads, cores())
 
-    def done(by: Asked) -> list[Result]:
+    def done(by: Child) -> list[Result]:
         plans, number = planned(by, [op for op, _ in wanted], jobs, sizes, quick=False), itertools.count(1)
         total = sum(len(plans[op][0]) for op, _ in wanted)
         counts, seed = sorted({1, threads, most}), secrets.randbelow(10**6)

@@ -110,7 +110,8 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
                 asked = {"op": op, "variant": variant, "kernels": [str(k) for k in kernels], "level": diagnostics}
                 found = worker.ask("inspect", **asked)
         except UserError as e:
-            raise UserError(f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}") from e
+            e.args = (f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}",)
+            raise
     file, line = Path(found["where"].rpartition(":")[0]), int(found["where"].rpartition(":")[2])
     known, source = found["machine"].startswith("x86_64"), found["source"]
     home, first, written = (source.get(k, v) for k, v in (("file", ""), ("first", 0), ("lines", [])))

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..check.result import UNCHECKED
 from ..errors import RefusedError, UserError
 from ..files.reading import to_json
 from ..isolate.child import ENDED, Child
-from ..isolate.process import LateError
 from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
@@ -100,25 +98,25 @@ class RoundView:
 
 
 def work(plan: RoundPlan, roofs: Roofs, view: RoundView, child: Child | None = None) -> list[KernelRow]:
-    """Do one round, and return the results of each kernel; empty if the file cannot be loaded.
+    """Do one round, and return the results of each kernel.
 
     Parameters
     ----------
     child : the process to use, which is closed at the end.
+
+    Raises
+    ------
+    UserError
+        For a file that cannot be used at all.
     """
     child = child or Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
-    rows: list[KernelRow] = []
-    view.rows(rows)
-    try:
-        with child:
-            rows = rows_of(plan, child.start())
-            if not rows:
-                raise UserError(f"{plan.file.name} registers no kernel; expected functions under @kernel(op, 'name')")
-            for row in rows:
-                stages(plan, roofs, row, child, lambda: view.rows(rows))
-    except UserError as e:
-        if not child.ended:
-            view.problem(str(e))
+    view.rows([])
+    with child:
+        rows = rows_of(plan, child.start())
+        if not rows:
+            raise UserError(f"{plan.file.name} registers no kernel; expected functions under @kernel(op, 'name')")
+        for row in rows:
+            stages(plan, roofs, row, child, lambda: view.rows(rows))
     return rows
 
 
@@ -174,8 +172,10 @@ def stages(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child, show: Ca
         except UserError as e:
             if child.ended:  # by a newer save, of which this error is no result
                 return
-            word = e.word if isinstance(e, RefusedError) else UNCHECKED if isinstance(e, LateError) else ""
-            row.bad, row.said[name] = name, f"{word}: {e}" if word else str(e)
+            row.bad, row.said[name] = name, str(e)
+            if isinstance(e, RefusedError):
+                row.said[name] = f"{e.word}: {e}"
+                row.found |= e.to_json()
             break
     row.now = ""
     show()
@@ -194,9 +194,9 @@ def _check(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
         (v,) = check(child, plan.threads, [(row.op, row.variant)], jobs, plan.sizes, tick)
     finally:
         child.say = tell
-    row.found["check"] = v.of_kernel()
+    row.found |= {"check": v.of_kernel(), "verdict": v.verdict}
     if v.refused:
-        raise RefusedError(f"{v.reason} ({v.case})", v.verdict)
+        raise RefusedError(f"{v.reason} ({v.case})", v.verdict, v.witness())
     scratch = f"; scratch of {v.scratch:.3g} times its arrays" if v.scratch > 1 else ""
     return f"{v.verdict}, {len(v.cases)} cases, worst ratio {v.ratio:.2f}{scratch}"
 

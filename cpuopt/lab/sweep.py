@@ -18,9 +18,9 @@ import numpy as np
 
 from .. import models
 from ..check.cases import Case
-from ..errors import UserError
+from ..errors import UNCHECKED, UserError
 from ..files.reading import from_json, to_json
-from ..isolate.child import Asked
+from ..isolate.child import Child
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import Counted, Others, available_bytes
@@ -50,8 +50,6 @@ CALLS = 60
 """Calls in the rounds, checks and fillings of a size, about; only the time that remains depends on it."""
 COPIES = 12
 """Bytes that a check needs for each byte of a call, about: references in float64, and two sets of inputs."""
-LATE = "no answer "
-"""The first words of an error that says nothing about the kernel's results."""
 
 
 def parse_over(text: str) -> tuple[str, list[int]]:
@@ -224,7 +222,7 @@ Ask = Callable[[Sequence[str], Case], Sequence[Mapping[str, Any]]]
 """What `measure` returns, for the variants of these names."""
 
 
-def asking(child: Asked, op: str, more: Mapping[str, Any]) -> Ask:
+def asking(child: Child, op: str, more: Mapping[str, Any]) -> Ask:
     """Make the function that asks a process of `lab.worker`; `more` has ``threads``, ``seed`` and ``rounds``."""
 
     def ask(variants: Sequence[str], shape: Case) -> Sequence[Mapping[str, Any]]:
@@ -281,7 +279,7 @@ class Sweep:
             if len(left) > 1:
                 for variant in left:
                     yield from self._asked(ask, [variant], shape)
-            elif LATE in str(e):
+            elif getattr(e, "word", "") == UNCHECKED:
                 self.late.append(f"{left[0]} at {text_of(shape.sizes)}: {e}")
             else:
                 self.refused[left[0]] = str(e)

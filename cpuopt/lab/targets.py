@@ -120,7 +120,8 @@ def inspect(op: str, variant: str, target: str, kernels: Sequence[str] = ()) -> 
             with Worker(side, limit_s=LIMIT_S) as worker:
                 found = worker.ask("build", op=op, variant=variant, kernels=[str(k) for k in kernels])
         except UserError as e:
-            raise UserError(f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}") from e
+            e.args = (f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}",)
+            raise
     made = loops(found["asm"], machine)
     for loop in made:
         loop.cycles = cycles(loop, machine)

@@ -25,7 +25,7 @@ from ..check.gate import in_child, planned, run
 from ..check.result import RIGHT, whole
 from ..errors import UserError
 from ..files.reading import from_json, to_json
-from ..isolate.child import Asked
+from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.compile import cache, jit
 from ..kernels.toolkit import threads as numba_threads
@@ -251,7 +251,7 @@ def keep(tuning: Tuning) -> bool:
 def tune(
     tuning: Tuning,
     settings: Settings,
-    child: Asked,
+    child: Child,
     *,
     analyses: Sequence[int],
     seed: int = 0,
@@ -302,7 +302,7 @@ def tune(
     return tuning
 
 
-def compare(row: TunedOp, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
+def compare(row: TunedOp, variant: str, tuning: Tuning, child: Child, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a variant with the default alone, and check it on all cases if it is faster."""
     op = ops.ALL[row.op]
     more = {"shapes": to_json(row.shapes), "flush": tuning.flush, "stop_above": STOP_ABOVE}
@@ -325,7 +325,7 @@ def compare(row: TunedOp, variant: str, tuning: Tuning, child: Asked, asked: Map
     return found
 
 
-def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: TuneView) -> bool:
+def confirm(tuning: Tuning, child: Child, asked: Mapping[str, Any], view: TuneView) -> bool:
     """Compare steps with the defaults and with the plan; drop what is slower there, and try the rest again.
 
     Returns

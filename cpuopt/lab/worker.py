@@ -6,24 +6,20 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from .. import ops
 from ..building import set_threads
 from ..check import worker as judging
 from ..check.cases import Case, calls_alike
 from ..check.gate import require_quick
-from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 from ..kernels.compile import cache, jit
 from ..kernels.registry import find
 from ..machine import commits_of
 from ..measure import rates
-from ..ops.declaration import Op
-from ..wording import nearest
 from . import ab as comparing
 from . import checked
 from . import sweep as sweeping
-from .ab import settings_of
+from .ab import op_named, settings_of
 
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -94,13 +90,6 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     pair = comparing.InStep(settings_of(request), changes, say)
     found, each = comparing.compare_steps(pair, request["names"], request["seed"], request["analyses"], say)
     return dict(to_json({**found, "each": each}))
-
-
-def op_named(name: str) -> Op:
-    """Return the op of a name; raise a `UserError` if there is none."""
-    if name not in ops.ALL:
-        raise UserError(f"{name!r}: no such op; {nearest(name, ops.ALL)}")
-    return ops.ALL[name]
 
 
 HANDLERS = {**judging.HANDLERS, "cases": checked.cases, "ab": ab, "plan": plan, "sweep": sweep, "steps": steps}

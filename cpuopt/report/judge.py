@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..check.result import REFUSED
 from ..judge.desk import task_text
-from ..judge.session import FASTER, REFUSED
+from ..judge.session import FASTER
 from ..wording import count, spread, text_of
 from . import style
 

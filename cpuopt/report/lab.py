@@ -27,7 +27,7 @@ class Screen(RoundView):
     """The display of a round: live, or without `live` at its end only."""
 
     def __init__(self, plan: RoundPlan, live: bool = True, quiet: bool = False) -> None:
-        self.plan, self.quiet, self.trouble = plan, quiet, ""
+        self.plan, self.quiet = plan, quiet
         self.newest: Round | None = None
         self._start()
         self.saves: dict[str, dict[str, tuple[float, str]]] = {}
@@ -57,7 +57,6 @@ class Screen(RoundView):
 
     def rows(self, rows: Sequence[KernelRow]) -> None:
         """Show the results so far."""
-        self.trouble = ""
         for r in rows:
             if "alone" in r.found:
                 found = r.found["alone"]["b_ms"], r.found["alone"]["verdict"]
@@ -66,7 +65,6 @@ class Screen(RoundView):
 
     def problem(self, text: str) -> None:
         """Show why the file cannot be used."""
-        self.trouble = text
         said = Text.assemble((f"{FAILED} ", STYLE[FAILED]), text)
         self._show(lambda: Group(self.head(), said, WAITING) if self.live else said, done=True)
 

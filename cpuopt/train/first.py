@@ -19,9 +19,9 @@ from ..check.cases import Case, elements
 from ..check.check import check
 from ..check.gate import declared, key_of, recall, remember
 from ..check.judge import ours
-from ..check.result import Result, refuse
+from ..check.result import CHEATING, Result, refuse
 from ..check.sized import MOST
-from ..errors import UserError, blamed
+from ..errors import RefusedError, blamed
 from ..kernels.compile import cache
 from ..kernels.watch import Watch
 from ..profiler import Trainable
@@ -94,7 +94,7 @@ def judge_first_step(job: Guarded) -> list[Result]:
         job.guard.restore(guard)
         engine.weights_put_back()
     if changes := watch.changes():
-        raise UserError(f"in a first step a kernel changed its process: {'; '.join(changes)}")
+        raise RefusedError(f"in a first step a kernel changed its process: {'; '.join(changes)}", CHEATING)
     for result, key in found:
         remember(key, result)
     return [result for result, _ in found]

@@ -21,14 +21,14 @@ import pytest
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
 from cpuopt.check.judge import imprecise
-from cpuopt.check.result import Result
+from cpuopt.check.result import REFUSED, Result
 from cpuopt.check.timed import TimedKernels
 from cpuopt.errors import UserError
 from cpuopt.judge import desk as desks
 from cpuopt.judge import naive, remote, rules, session, timing
 from cpuopt.judge.clock import Clock
 from cpuopt.judge.desk import Desk, answer, renamed
-from cpuopt.judge.session import REFUSED, Judge, ModelSizes, Ruling
+from cpuopt.judge.session import Judge, ModelSizes, Ruling, shapes_of
 from cpuopt.kernels import forget, load_file
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import records
@@ -40,7 +40,7 @@ from cpuopt.report import judge as report
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
 GELU = naive.text_of(ops.gelu_forward)
 TINY = ModelSizes("gpt2-tiny", 1, 8)
-(SHAPE,) = TINY.shapes(ops.gelu_forward)
+(SHAPE,) = shapes_of(ops.gelu_forward, TINY)
 N = SHAPE.sizes["N"]
 LOOP = "for i in prange(inp.shape[0]):"
 TANH = "from cpuopt.kernels.toolkit.fastmath import tanh"
@@ -136,8 +136,8 @@ def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge: Judge,
 
 def test_clocks_that_agree_and_clocks_that_do_not() -> None:
     def far(inside: float, outside: float) -> Any:
-        one = remote.Clocks([inside] * 9, [outside] * 9)
-        return SimpleNamespace(clocks=remote.Clocks(), long=one)
+        one = [(inside, outside)] * 9
+        return SimpleNamespace(clocks=[], long=one)
 
     usual = far(1e6, 1.2e6)
     assert not timing.disagreement(usual, far(5e5, 7e5))
@@ -150,25 +150,24 @@ def test_clocks_are_compared_in_long_batches_whatever_else_runs() -> None:
 
     def far(told: float, took: float) -> Any:
         late = [took + 1e5, took + 3e6, took + 3e6, took + 3e6]
-        return SimpleNamespace(clocks=remote.Clocks(), long=remote.Clocks([told] * 4, late))
+        return SimpleNamespace(clocks=[], long=[(told, ns) for ns in late])
 
     honest = far(2e7, 2e7)
     assert not timing.disagreement(honest, far(2e7, 2e7))
     assert timing.disagreement(honest, far(2e7, 2e7 * 4 / 3))
-    busy = remote.Clocks([2e7] * 4, [2.31e7] * 3 + [2.01e7])
-    assert not timing.disagreement(far(2e7, 2e7), SimpleNamespace(clocks=remote.Clocks(), long=busy))
+    busy = [(2e7, 2.31e7)] * 3 + [(2e7, 2.01e7)]
+    assert not timing.disagreement(far(2e7, 2e7), SimpleNamespace(clocks=[], long=busy))
 
 
 def test_clocks_that_disagree_are_compared_again() -> None:
     """All first batches of the candidate are delayed; a process that tells a fifth too little does so in all."""
     for later, batches, said in ((2.01e7, 16, False), (2.5e7, 32, True)):
-        functions: Any = {s: SimpleNamespace(clocks=remote.Clocks(), long=remote.Clocks()) for s in "AB"}
+        functions: Any = {s: SimpleNamespace(clocks=[], long=[]) for s in "AB"}
         count = iter(range(99))
 
         def batch(side: str, later: float = later, functions: Any = functions, count: Any = count) -> None:
             took = 4.3e7 if next(count) < 8 else later
-            functions[side].long.inside.append(2e7)
-            functions[side].long.outside.append(2.01e7 if side == "A" else took)
+            functions[side].long.append((2e7, 2.01e7 if side == "A" else took))
 
         timing.confirm(functions, batch)
         assert next(count) == batches
@@ -584,7 +583,7 @@ WRONG_REQUESTS: list[tuple[str | bytes, str]] = [
     ('{"do": "close"}', "expected an object with do, one of tasks, describe, check"),
     ('{"do": ["check"]}', "expected an object with do, one of tasks"),
     (asked("check"), "check: missing a required argument: 'text'"),
-    (asked("check", text="", op="gelu"), "judge 'gelu': no such op"),
+    (asked("check", text="", op="gelu"), "'gelu': no such op"),
     (asked("check", text=5), "check: text is 5; expected a text"),
     ('{"do": "tasks", "time": 1}', "tasks: time is 1; expected true or false"),
     (asked("describe", B=True), "describe: B is True; expected a whole number"),
@@ -710,9 +709,9 @@ def test_an_op_of_ones_own_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_every_op_has_shapes_at_which_it_is_timed() -> None:
     for op in ops.ALL.values():
-        for shape in TINY.shapes(op):
+        for shape in shapes_of(op, TINY):
             assert op.bytes(shape.sizes, shape.adds, shape.absent, shape.types) > 0
-    assert ModelSizes().shapes(ops.rmsnorm_forward)[0].sizes["C"] == 768
+    assert shapes_of(ops.rmsnorm_forward, ModelSizes())[0].sizes["C"] == 768
 
 
 def test_a_description_has_what_a_kernel_is_written_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -798,7 +797,7 @@ def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
         (["--board", "gelu_forward", "--time"], "--time: add --tasks"),
         (["x.py", "--op", "gelu_forward", "--html", "x"], "--html x: add --board OP for its board, or --tasks"),
         (["x.py", "--op", "gelu_forward", "--check", "--in-step"], "--in-step: needs a FILE that is timed"),
-        (["--board", "gelu"], "judge 'gelu': no such op"),
+        (["--board", "gelu"], "'gelu': no such op"),
     ],
 )
 def test_wrong_flags_are_said(flags: list[str], said: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
@@ -846,7 +845,7 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
                 return json.loads(found.content[0].text)  # type: ignore[union-attr]
 
             for more, said in (
-                ({"op": "gelu"}, "judge 'gelu': no such op; the nearest"),
+                ({"op": "gelu"}, "'gelu': no such op; the nearest"),
                 ({"B": 0}, "-B 0: expected 1 or more"),
                 ({"B": "4"}, "time: B is '4'; expected a whole number"),
                 ({"model": "net.py:Net"}, "time: model 'net.py:Net' is no preset"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from candidates import HEAD
 
+from cpuopt.errors import RefusedError
 from cpuopt.judge import rules
 
 TARGETS = sorted(
@@ -131,7 +132,7 @@ def accepted(texts: list[str]) -> Iterator[str]:
     for text in texts:
         try:
             rules.read(text)
-        except rules.BreachError:
+        except RefusedError:
             continue
         yield text
 

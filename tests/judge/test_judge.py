@@ -32,14 +32,13 @@ from candidates import (
 from cpuopt import ops
 from cpuopt.check import check, gate
 from cpuopt.check.judge import Wanted
-from cpuopt.check.memory import BrokenKernelError
-from cpuopt.check.result import Result, whole
-from cpuopt.errors import UserError
+from cpuopt.check.result import REFUSED, Result, whole
+from cpuopt.errors import RefusedError, UserError
 from cpuopt.isolate.child import Child
 from cpuopt.isolate.process import Worker
 from cpuopt.judge import naive, remote, rules, seccomp
 from cpuopt.judge import session as module
-from cpuopt.judge.session import REFUSED, Judge, ModelSizes
+from cpuopt.judge.session import Judge, ModelSizes, shapes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
 HOSTILE = [(of, name) for of, texts in RUN.items() for name in texts]
@@ -263,7 +262,7 @@ def opening(answer: str, then: str = "continue") -> str:
         (opening("", "break"), UserError, "the closed process loads no text: answered ''"),
         (opening('{"ended": "SIGKILL"}'), UserError, "loads no text: the candidate: its process ended by SIGKILL"),
         (opening('{"error": "no fork"}'), UserError, "the closed process loads no text: no fork"),
-        (opening('{"progress": ""}', "break"), remote.LostError, "ended with status 0 during 'open'"),
+        (opening('{"progress": ""}', "break"), RefusedError, "ended with status 0 during 'open'"),
     ],
 )
 def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code: str, of: type[Exception], said: str) -> None:
@@ -393,10 +392,10 @@ def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch: pytest.Monkey
     with remote.Remote(1) as one:
         room = one.shared.room
         first = room(1 << 10)
-        with pytest.raises(BrokenKernelError, match=r"needs 32,768 MB for the arrays of its calls and their scratch; "):
+        with pytest.raises(RefusedError, match=r"needs 32,768 MB for the arrays of its calls and their scratch; "):
             room(1 << 33)
         monkeypatch.setattr(remote, "available_bytes", lambda: 1 << 20)
-        with pytest.raises(BrokenKernelError, match="expected up to 1 MB"):
+        with pytest.raises(RefusedError, match="expected up to 1 MB"):
             room(1 << 28)
         assert len(room(1 << 10)) == len(first)
 
@@ -406,7 +405,7 @@ SIZED = "lambda sizes: (1 << 30) * (sizes['N'] == {})"
 
 def test_scratch_is_usual_at_the_size_that_is_timed(session: Judge) -> None:
     task = ModelSizes("gpt2-tiny", 1, 8)
-    (shape,) = task.shapes(ops.relu_forward)
+    (shape,) = shapes_of(ops.relu_forward, task)
     found = session.time(scratched(SIZED.format(shape.sizes["N"])), "relu_forward", task)
     assert found.verdict == "compile error"
     assert "asks for 1,073,741,824 elements of scratch 'x'; expected up to 4,980,736" in found.reason
@@ -475,10 +474,10 @@ def test_an_unfit_judge_is_said(session: Judge, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
 
     def slow(self: remote.Remote, function: remote.Far, types: Any, own: Any = None) -> None:
-        raise remote.LostError("no answer to 'compile' within 60 s")
+        raise RefusedError("no answer to 'compile' within 60 s")
 
     def lost(self: remote.Remote, *args: Any) -> None:
-        raise remote.LostError("its process ended")
+        raise RefusedError("its process ended")
 
     for name, broken, said in (
         ("compile", slow, r"vanilla. is wrong \(no answer to 'compile' within 60 s\); expected"),

@@ -19,7 +19,7 @@ from typing import Any
 import numba
 from numba import types
 
-from ...errors import UserError
+from ...errors import COMPILE_ERROR, RefusedError, UserError
 from ...ops.declaration import Op
 from ...ops.storage import WIDE
 from .. import registry
@@ -184,7 +184,8 @@ def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
     except Exception as e:  # numba's, or what it lets through: that a library is missing, or a fault of its own
         lines = [s for line in str(e).splitlines() if (s := ANSI.sub("", line).strip())]
         said = [s for s in lines if not s.startswith(("Failed in", "During:", "File "))] or [type(e).__name__]
-        raise UserError(f"{name} does not compile: {' '.join(said[:2])}{_line(dispatcher, lines)}") from e
+        text = f"{name} does not compile: {' '.join(said[:2])}{_line(dispatcher, lines)}"
+        raise RefusedError(text, COMPILE_ERROR) from e
 
 
 def _line(dispatcher: Any, said: Sequence[str]) -> str:
@@ -297,7 +298,8 @@ def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequenc
         try:
             worker.ask("compile", op=k.op.name, variant=k.variant, types=dict(k.types))
         except UserError as e:
-            raise UserError(str(e).replace("compiler: ", "" if k.name in str(e) else f"compiling {k.name}: ", 1)) from e
+            e.args = (str(e).replace("compiler: ", "" if k.name in str(e) else f"compiling {k.name}: ", 1),)
+            raise
         finally:
             idle.put(worker)
 
