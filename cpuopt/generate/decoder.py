@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from ..check.gate import judging, require_right
 from ..data.tokenizers import Tokenizer
 from ..errors import UserError
 from ..kernels import registry, roofs
-from ..kernels.toolkit import threads
+from ..kernels.toolkit.threads import set_threads
 from ..models import Config
+from ..ops.storage import WIDE
 from ..program.fuse import fuse
 from ..program.program import Call, Program, Scalar, Value
 
@@ -35,8 +36,23 @@ IN_CACHE = 64 << 20
 """Bytes of weights that may lie in a cache, so that the speed of memory does not apply."""
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """A model that reads tokens and computes the logits of the next: a `Decoder`, or an `Uncached`.
+
+    Parameters
+    ----------
+    context : the most tokens that it can read; None: the model's context.
+    trained_length : the tokens of a row in the run that trained the weights, if it is known.
+    variant, swaps : the variants of the ops.
+    dtype : "bfloat16" to store in it the weights that products read, the cache, and what else products and attention
+        read.
+    check : whether the kernels must first agree with their references.
+
+    Raises
+    ------
+    UserError
+        For a context that the model does not have, a rule that matches nothing, too little memory, or a kernel that
+        fails its check.
 
     Attributes
     ----------
@@ -45,16 +61,86 @@ class Reader(Protocol):
     weight_bytes : the bytes of weights that one token reads, if it reads each once.
     """
 
-    config: Config
-    position: int
-    context: int
-    threads: int
+    weight_bytes: int | None = None
 
-    @property
-    def weight_bytes(self) -> int | None: ...  # noqa: D102
-    def parameters(self) -> dict[str, Array]: ...  # noqa: D102
-    def restart(self) -> None: ...  # noqa: D102
-    def read(self, tokens: Sequence[int]) -> Array: ...  # noqa: D102
+    def __init__(
+        self,
+        config: Config,
+        *,
+        context: int | None = None,
+        trained_length: int | None = None,
+        variant: str = registry.DEFAULT,
+        swaps: Sequence[str] = (),
+        dtype: str = WIDE,
+        threads: int | None = None,
+        processes: int | None = None,
+        kernel_files: Sequence[str] = (),
+        check: bool = True,
+        progress: Progress = lambda done, total, name: None,
+    ) -> None:
+        self.config, self.position, self.trained_length = config, 0, trained_length
+        self.context = self._context(context)
+        choice = registry.Choice(variant, swaps)
+        how = BuildOptions(
+            choice,
+            train=False,
+            dtype=dtype,
+            weights=dtype,
+            threads=threads,
+            processes=processes,
+            kernel_files=[*kernel_files, *config.files],
+        )
+        builts = self._builts(how)
+        choice.check_used((c.op.name, c.layer) for b in builts for c in b.program.calls)
+        self.kernels = list(dict.fromkeys(k for b in builts for k in b.kernels))
+
+        def ready(loaded: Loaded) -> None:
+            if check:
+                with judging(how.kernel_files, loaded.threads) as child:
+                    require_right(self.kernels, threads=loaded.threads, child=child)
+
+        advice = "take a shorter --context or a smaller model"
+        loaded = load(builts, hint=lambda there: advice, progress=progress, ready=ready)
+        self.threads = loaded[0].threads
+        self._parameters = {p.name: loaded[0].array(p) for p in builts[0].program.parameters}
+        self._begin(loaded)
+
+    @abstractmethod
+    def _context(self, asked: int | None) -> int:
+        """Return the most tokens that it can read, of which a number may have been asked for."""
+
+    @abstractmethod
+    def _builts(self, how: BuildOptions) -> list[Built]:
+        """Build its programs, which have the same parameters."""
+
+    @abstractmethod
+    def _begin(self, loaded: list[Loaded]) -> None:
+        """Take over its programs in memory."""
+
+    @abstractmethod
+    def _read(self, ids: Array) -> Array:
+        """Read tokens that have been checked; return the logits (V,) of the next token."""
+
+    def parameters(self) -> dict[str, Array]:
+        """Return every parameter by name: views, so writing to them changes the model."""
+        return self._parameters
+
+    def restart(self) -> None:
+        """Forget all tokens."""
+        self.position = 0
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        """Read tokens; return the logits (V,) of the next token.
+
+        Raises
+        ------
+        UserError
+            For no token, one that the vocabulary does not have, more than fit in the context, or without a cache a
+            model whose logits depend on later tokens.
+        """
+        ids = check_tokens(tokens, self.config, self.context, self.position)
+        set_threads(self.threads)
+        return self._read(ids)
 
 
 def behind_cache(config: Config, program: Program, positions: int, with_head: bool) -> None:
@@ -102,105 +188,48 @@ class Block:
         self.hidden = self.loaded.array(program.outputs[-1])[0]
 
 
-class Decoder:
-    """A model that reads tokens and computes the logits of the next token.
+class Decoder(Reader):
+    """A `Reader` with a cache. With ``optimized``, few tokens use the kernels of ``rows``.
 
-    Parameters
-    ----------
-    context : the most tokens that it can read, whose keys and values the cache holds; None: the model's context.
-    variant, swaps : the variants of the ops. With ``optimized``, few tokens take the kernels of ``rows``, which
-        read a weight once, at the speed of memory, except if a swap names another variant.
-    dtype : "bfloat16" to store in it the weights that products read, the cache, and what else products and attention
-        read.
-    check : whether the kernels must first agree with their references.
-
-    Raises
-    ------
-    UserError
-        For a context that the model does not have, a rule that matches nothing, too little memory, or a kernel that
-        fails its check.
+    These read a weight once, at the speed of memory. A swap may name another variant.
 
     Attributes
     ----------
-    position : the number of tokens read.
-    context : the most that it can read.
     weights : the memory of all parameters, in their order, as float32.
-    weight_bytes : the bytes of them that one token reads: all but tables of which it needs only a row.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        context: int | None = None,
-        variant: str = registry.DEFAULT,
-        swaps: Sequence[str] = (),
-        dtype: str = "float32",
-        threads: int | None = None,
-        processes: int | None = None,
-        kernel_files: Sequence[str] = (),
-        check: bool = True,
-        progress: Callable[[int, int, str], None] = lambda done, total, name: None,
-    ) -> None:
-        self.config, self.position = config, 0
-        self.context = context_of(config, context)
-        variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
-        blocks = [T for T in BLOCKS if config.block_size >= T]
-        usual = variant == registry.DEFAULT
-        choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
-        how = BuildOptions(
-            train=False, dtype=dtype, weights=dtype, threads=threads, processes=processes, kernel_files=kernel_files
-        )
+    def _context(self, asked: int | None) -> int:
+        return context_of(self.config, asked)
+
+    def _builts(self, how: BuildOptions) -> list[Built]:
+        config, usual = self.config, how.choice.base == registry.DEFAULT
+        self._sizes = [T for T in BLOCKS if config.block_size >= T]
 
         def built(T: int) -> Built:
+            few = ["*=rows"] * (usual and T <= FEW)
+            choice = registry.Choice(how.choice.variant, [*few, *map(str, how.choice.swaps)])
+
             def rewrite(program: Program) -> None:
-                behind_cache(config, program, self.context + blocks[-1], T == 1)
-                fuse(program, ("gate", "layernorm", "gelu") if usual else (), choices[T])
+                behind_cache(config, program, self.context + self._sizes[-1], T == 1)
+                fuse(program, ("gate", "layernorm", "gelu") if usual else (), choice)
 
-            return build(config.module(), config.specs(1, T), how, choice=choices[T], rewrite=rewrite)
+            return build(config.module(), config.specs(1, T), how, choice=choice, rewrite=rewrite)
 
-        builts = [built(T) for T in blocks]
-        for choice in choices.values():
-            choice.check_used((c.op.name, c.layer) for b in builts for c in b.program.calls)
-        self.kernels = list(dict.fromkeys(k for b in builts for k in b.kernels))
+        return [built(T) for T in self._sizes]
 
-        loaded = load_readers(builts, check, progress)
-        self._blocks = {T: Block(one) for T, one in zip(blocks, loaded, strict=True)}
-        one, first = loaded[0], builts[0].program
-        fixed = [
-            {v.name: x.plan.offsets[v] for v in [*p.parameters, *p.constants, *p.inputs] if v.name != "tokens"}
-            for x, p in ((x, x.built.program) for x in loaded)
-        ]
-        assert all(places == fixed[0] for places in fixed)
-        self.threads = one.threads
-        at = next(i for i, b in enumerate(one.calls) if b.call.layer == config.head)
+    def _begin(self, loaded: list[Loaded]) -> None:
+        self._blocks = {T: Block(one) for T, one in zip(self._sizes, loaded, strict=True)}
+        one, first = loaded[0], loaded[0].built.program
+        at = next(i for i, b in enumerate(one.calls) if b.call.layer == self.config.head)
         self._head = one.calls[at:]
         del one.calls[-len(self._head) :]
-        self._logits = one.array(first.outputs[0], (config.vocab_size,))
-        self._parameters = {p.name: one.array(p) for p in first.parameters}
+        self._logits = one.array(first.outputs[0], (self.config.vocab_size,))
         ends = [one.plan.offsets[p] + p.nbytes for p in first.parameters]
         self.weights = one.memory.view(Value("weights", (max(ends) // 4,)), 0, (max(ends) // 4,))
         whole = {v for c in first.calls if not any(a.kind == "index" for a in c.op.args) for v in c.reads}
         self.weight_bytes = sum(p.nbytes for p in first.parameters if p in whole)
 
-    def parameters(self) -> dict[str, Array]:
-        """Return every parameter by name: views, so writing to them changes the model."""
-        return self._parameters
-
-    def restart(self) -> None:
-        """Forget all tokens."""
-        self.position = 0
-
-    def read(self, tokens: Sequence[int]) -> Array:
-        """Read tokens; return the logits (V,) of the next token.
-
-        Raises
-        ------
-        UserError
-            For no token, one that the vocabulary does not have, or more than fit in the context.
-        """
-        ids = check_tokens(tokens, self.config, self.context, self.position)
-        threads.set_threads(self.threads)
+    def _read(self, ids: Array) -> Array:
         while ids.size:
             T = next((T for T in self._blocks if ids.size <= T), max(self._blocks))
             block, now, ids = self._blocks[T], ids[:T], ids[T:]
@@ -212,18 +241,6 @@ class Decoder:
         self._blocks[1].hidden[0] = block.hidden[now.size - 1]
         run_calls(self._head)
         return self._logits
-
-
-def load_readers(builts: Sequence[Built], check: bool, progress: Progress) -> list[Loaded]:
-    """Load the builds of a model that reads tokens, after a judgement of their kernels if `check` is set."""
-
-    def ready(loaded: Loaded) -> None:
-        if check:
-            with judging(builts[0].options.kernel_files, loaded.threads) as child:
-                require_right([k for b in builts for k in b.kernels], threads=loaded.threads, child=child)
-
-    advice = "take a shorter --context or a smaller model"
-    return load(builts, hint=lambda there: advice, progress=progress, ready=ready)
 
 
 def context_of(config: Config, asked: int | None) -> int:
@@ -343,7 +360,7 @@ def read_bandwidth(decoder: Decoder, samples: int = 7, in_cache: int = IN_CACHE)
     n = decoder.weights.size // decoder.threads // roofs.UNIT * roofs.UNIT
     if decoder.weights.nbytes <= in_cache or not n:
         return None
-    threads.set_threads(decoder.threads)
+    set_threads(decoder.threads)
     sums, seconds = np.zeros(decoder.threads, np.float32), list[float]()
     for _ in range(samples + 1):  # the first compiles
         start = time.perf_counter()

@@ -7,21 +7,18 @@ the first read verifies that the logits do not depend on the padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..building import Array, BuildOptions, Built, build, run_calls
+from ..building import Array, BuildOptions, Built, Loaded, build, run_calls
 from ..errors import UserError
-from ..kernels import registry
-from ..kernels.toolkit import threads
 from ..models import Config
 from ..ops.storage import WIDE
 from ..program.program import Program
-from .decoder import Decoder, Reader, check_tokens, context_of, load_readers
+from .decoder import Decoder, Reader, context_of
 
 USUAL_ROW = 64
 """The tokens of a row where neither the caller nor the model names a number."""
@@ -30,14 +27,9 @@ SAME = 1e-3
 """The largest difference between logits that counts as rounding, as a share of the largest logit."""
 
 
-def reader_of(config: Config, *, trained_length: int | None = None, **how: Any) -> Reader:
-    """Return a `Decoder` if the model has a cache, else an `Uncached`, which takes the same arguments.
-
-    Parameters
-    ----------
-    trained_length : the tokens of a row in the run that trained the weights, if it is known.
-    """
-    return Decoder(config, **how) if config.cached else Uncached(config, trained_length=trained_length, **how)
+def reader_of(config: Config, **how: Any) -> Reader:
+    """Return a `Decoder` if the model has a cache, else an `Uncached`."""
+    return (Decoder if config.cached else Uncached)(config, **how)
 
 
 def only_logits(config: Config, program: Program, T: int) -> None:
@@ -74,96 +66,35 @@ def text_program(config: Config, T: int, how: BuildOptions = LOGITS) -> Built:
     return build(*config.sized(1, T), how, rewrite=lambda program: only_logits(config, program, T))
 
 
-class Uncached:
-    """A model that reads tokens and computes the logits of the next token, each time from all tokens so far.
+class Uncached(Reader):
+    """A `Reader` that computes all tokens so far again for each token.
 
-    Parameters
-    ----------
-    context : the most tokens that it can read; None: the model's context.
-    trained_length : the tokens of a row in the run that trained the weights; a row here has as many at least.
-    variant, swaps : the variants of the ops.
-    dtype : "bfloat16" to store in it the weights that products read, and what else products and attention read.
-    check : whether the kernels must first agree with their references.
-
-    Raises
-    ------
-    UserError
-        For a model that computes no logits from tokens alone, a context that it does not have, a rule that matches
-        nothing, too little memory, or a kernel that fails its check.
-
-    Attributes
-    ----------
-    position : the number of tokens read.
-    context : the most that it can read.
+    A row has as many tokens as the context, and as `trained_length` at least. It refuses a model that computes no
+    logits from tokens alone.
     """
 
-    weight_bytes = None
+    def _context(self, asked: int | None) -> int:
+        longest = self.config.longest(self.trained_length)
+        found = context_of(self.config, asked or min(longest, self.trained_length or USUAL_ROW))
+        if found > longest:
+            raise UserError(
+                f"--context {asked}: {self.config.title} was trained with {longest} tokens, and reads no more"
+            )
+        return found
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        context: int | None = None,
-        trained_length: int | None = None,
-        variant: str = registry.DEFAULT,
-        swaps: Sequence[str] = (),
-        dtype: str = WIDE,
-        threads: int | None = None,
-        processes: int | None = None,
-        kernel_files: Sequence[str] = (),
-        check: bool = True,
-        progress: Callable[[int, int, str], None] = lambda done, total, name: None,
-    ) -> None:
-        longest = config.longest(trained_length)
-        self.config, self.position = config, 0
-        self.context = context_of(config, context or min(longest, trained_length or USUAL_ROW))
-        if self.context > longest:
-            raise UserError(f"--context {context}: {config.title} was trained with {longest} tokens, and reads no more")
-        self.T = max(self.context, trained_length or 0)
-        variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
-        choice = registry.Choice(variant, [*swaps])
-        files = [*kernel_files, *config.files]
-        how = BuildOptions(
-            choice,
-            train=False,
-            dtype=dtype,
-            weights=dtype,
-            threads=threads,
-            processes=processes,
-            kernel_files=files,
-        )
-        built = text_program(config, self.T, how)
-        program = built.program
-        choice.check_used((c.op.name, c.layer) for c in program.calls)
-        self.kernels = list(dict.fromkeys(built.kernels))
+    def _builts(self, how: BuildOptions) -> list[Built]:
+        self.T = max(self.context, self.trained_length or 0)
+        return [text_program(self.config, self.T, how)]
 
-        (loaded,) = load_readers([built], check, progress)
-        self.threads, self._calls = loaded.threads, loaded.calls
-        (tokens,), (logits,) = program.inputs, program.outputs
-        self._tokens = loaded.array(tokens, (self.T,))
-        self._logits = loaded.array(logits, (self.T, prod(logits.shape) // self.T))
-        self._parameters = {p.name: loaded.array(p) for p in program.parameters}
+    def _begin(self, loaded: list[Loaded]) -> None:
+        (one,) = loaded
+        (tokens,), (logits,) = one.built.program.inputs, one.built.program.outputs
+        self._calls = one.calls
+        self._tokens = one.array(tokens, (self.T,))
+        self._logits = one.array(logits, (self.T, prod(logits.shape) // self.T))
         self._looks_back = False  # whether it was seen that padding changes nothing
 
-    def parameters(self) -> dict[str, Array]:
-        """Return every parameter by name: views, so writing to them changes the model."""
-        return self._parameters
-
-    def restart(self) -> None:
-        """Forget all tokens."""
-        self.position = 0
-
-    def read(self, tokens: Sequence[int]) -> Array:
-        """Read tokens; return the logits (V,) of the next token.
-
-        Raises
-        ------
-        UserError
-            For no token, one that the vocabulary does not have, more than fit in the context, or a model whose logits
-            depend on later tokens.
-        """
-        ids = check_tokens(tokens, self.config, self.context, self.position)
-        threads.set_threads(self.threads)
+    def _read(self, ids: Array) -> Array:
         end = self.position + ids.size
         self._tokens[self.position : end] = ids
         logits = self._padded(end, 0)

@@ -314,9 +314,14 @@ class Choice:
                     f"swap '{rule}': {matched[0]} has no variant {rule.variant!r}; {nearest(rule.variant, there)}"
                 )
 
+    @property
+    def base(self) -> str:
+        """The variant of what no rule names."""
+        return DEFAULT if self.variant == AUTO else self.variant
+
     def resolve(self, op: str, layer: str) -> Kernel:
         """Choose the kernel for an op in a layer."""
-        rest = Rule("*", "*", DEFAULT if self.variant == AUTO else self.variant)
+        rest = Rule("*", "*", self.base)
         for rule in [*reversed(self.swaps), *self.plan, rest]:
             if op_matches(op, rule.op) and rule.covers(layer) and (op, rule.variant) in KERNELS:
                 return KERNELS[op, rule.variant]
