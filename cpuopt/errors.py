@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib import import_module
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,6 +22,30 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+def optional(name: str, what: str, extra: str) -> Any:
+    """Import a module of an optional library.
+
+    Parameters
+    ----------
+    what : the subject of the error, such as a flag or a file.
+    extra : the extra of the package that installs it.
+
+    Raises
+    ------
+    UserError
+        If it is not installed.
+    """
+    library = name.partition(".")[0]
+    try:
+        import_module(library)
+        return import_module(name)
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{what} needs the library {library}, which is not installed; pip install "
+            f"'cpuopt[{extra}]' (in a clone: pip install -e '.[{extra}]')"
+        ) from None
 
 
 def told(f: Callable[P, R], name: str = "") -> Callable[P, R]:

@@ -194,16 +194,6 @@ def test_the_windows_left_over_differ_by_epoch():
     assert set.union(*(set(starts(batches.batch(epoch, 0))) for epoch in range(20))) == set(range(0, 35, 5))
 
 
-def test_a_batch_fills_the_arrays_it_is_given():
-    batches = numbered(100, 2, 4, seed=1)
-    out = np.full((2, 4), -1, np.int32), np.full((2, 4), -1, np.int32)
-    inputs, targets = batches.at(3, out=out)
-    assert inputs is out[0]
-    assert targets is out[1]
-    assert (inputs == batches.at(3)[0]).all()
-    assert (targets == inputs + 1).all()
-
-
 @pytest.mark.parametrize("position", [0, 5, 8, 16])  # the first and last of a window, and the last target of all
 @pytest.mark.parametrize("token", [-1, 100, 2**31 - 1])
 def test_a_token_outside_the_vocabulary_is_named_with_its_place(position, token):

@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 from cpuopt import Choice, cli
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.files.reading import parse_json
 from cpuopt.models.gpt2 import Config
 from cpuopt.train import job
 from cpuopt.weights import copy_into, llmc, open_weights, save_weights
 from cpuopt.weights.huggingface import NAMES
-from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, all_below, file_parts, from_bf16, parse_json, to_bf16
+from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, all_below, file_parts, from_bf16, to_bf16
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 61, "block_size": 8}

@@ -98,12 +98,11 @@ def _tokenize(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from ..data.bpe import train_tokenizer
     from ..data.corpus import load_corpus
-    from ..data.encoding import decoded
+    from ..data.encoding import decoded, train_tokenizer
     from ..data.tokenizers import TOKEN_FILE
     from ..errors import UserError
-    from ..files import outputs, whole_directory, write_files, write_whole
+    from ..files import outputs, write_directory, write_whole
     from ..wording import count
 
     if args.out.is_dir():
@@ -116,11 +115,7 @@ def _train(args: argparse.Namespace) -> int:
     if args.out.suffix == ".json":
         write_whole(args.out, [files["tokenizer.json"]])
     else:
-        try:
-            with whole_directory(args.out) as folder:
-                write_files(folder, files)
-        except OSError as e:
-            raise UserError(f"--out {args.out}: cannot be written ({e.strerror or e})") from e
+        write_directory(args.out, files)
     model = json.dumps({"vocab_size": args.vocab_size})
     print(f"{args.out}: {count(args.vocab_size, 'token')}; cpuopt train --tokenizer {args.out} --model '{model}'")
     return 0

@@ -62,12 +62,12 @@ class Batches:
         """The number of windows that an epoch draws from."""
         return (self.tokens.size - 1) // self.T
 
-    def at(self, n: int, out: Batch | None = None) -> Batch:
+    def at(self, n: int) -> Batch:
         """Return the n-th batch since the beginning of training, whatever the epoch."""
-        return self.batch(*divmod(n, len(self)), out=out)
+        return self.batch(*divmod(n, len(self)))
 
-    def batch(self, epoch: int, index: int, out: Batch | None = None) -> Batch:
-        """Return inputs and targets, each (B, T) int32; `out` receives them if given.
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Return inputs and targets, each (B, T) int32.
 
         Raises
         ------
@@ -85,9 +85,7 @@ class Batches:
         starts = windows * self.T
         rows = np.stack([self.tokens[start : start + self.T + 1] for start in starts]).astype(np.int32)  # (B, T+1)
         self._check(rows, starts)
-        inputs, targets = out or (np.empty((self.B, self.T), np.int32), np.empty((self.B, self.T), np.int32))
-        inputs[...], targets[...] = rows[:, :-1], rows[:, 1:]
-        return inputs, targets
+        return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
     def _sorted(self, epoch: int, order: np.random.SeedSequence) -> NDArray[np.int64]:
         """Return the order of all windows in an epoch."""

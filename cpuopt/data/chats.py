@@ -97,20 +97,7 @@ def encoded(said: Said, tokenizer: Tokenizer, form: TurnEncoder | Template | Non
         ids = [tokenizer.eot, *tokenizer.encode(said), *([] if tokenizer.end is None else [tokenizer.end])]
         return ids, [False] + [True] * (len(ids) - 1)
     assert form is not None
-    if isinstance(form, Template):
-        return form.example(said)
-    ids = form.start()
-    counted = [False] * len(ids)
-    for role, text, counts in said:
-        if not counts:
-            parts = [(form.turn(role, text), False)]
-        else:
-            first, *rest = form.closing()
-            parts = [(form.opening(role), False), ([*form.said(text), first], True), (rest, False)]
-        for part, learned in parts:
-            ids += part
-            counted += [learned] * len(part)
-    return ids, counted
+    return form.example(said)
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +333,7 @@ def load_chats(
     files, digest = [], sha256()
     targets = 0
     for path in paths:
-        files.append(file := _open(path))
+        files.append(file := File(path))
         for where, content, value in rows_of(file):
             try:
                 said, used, others = example_of(value())
@@ -409,10 +396,3 @@ def _require_whole(examples: Sequence[ChatExample], targets: int, T: int, name: 
             f"and with them {lost:,} of the {targets:,} that count; "
             f"take a larger -T (the longest needs {longest}), or --truncate to train on what is left"
         )
-
-
-def _open(path: Path) -> File:
-    try:
-        return File(path)
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e

@@ -281,7 +281,7 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
     if all(path.suffix != ".bin" for path in paths):
         files, texts = [], dict[Path, Source]()
         for path in paths:  # one after the other: there may be more than a process can have open
-            files.append(file := _open(path))
+            files.append(file := File(path))
             if (text := _read_text(file)).size:
                 texts[path] = text
         if not texts:
@@ -308,19 +308,6 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
         val, other = open_tokens(sibling)
         return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, val), (file, other)
     return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens), (file,)
-
-
-def _open(path: Path) -> File:
-    """Open a file; `UserError` if it cannot be opened."""
-    try:
-        return File(path)
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
-
-
-def _bytes(path: Path) -> bytes:
-    file = _open(path)
-    return tokens_of(file, np.dtype(np.uint8))[:].tobytes()
 
 
 CONTROL = bytes(c for c in range(32) if chr(c) not in "\b\t\n\v\f\r\x1b")
@@ -408,6 +395,8 @@ def _builtin() -> tuple[str, dict[str, Source]]:
         )
     names = sorted((path.relative_to(root).as_posix(), path) for path in found)
     # Windows has the same files with other line ends.
-    contents = {name: _bytes(path).replace(b"\r\n", b"\n") for name, path in names}
-    texts: dict[str, Source] = {name: np.frombuffer(content, np.uint8) for name, content in contents.items()}
+    texts: dict[str, Source] = {}
+    for name, path in names:
+        content = tokens_of(File(path), np.dtype(np.uint8))[:].tobytes()
+        texts[name] = np.frombuffer(content.replace(b"\r\n", b"\n"), np.uint8)
     return f"{len(texts)} source files of Python {version}'s standard library", texts

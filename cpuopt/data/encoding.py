@@ -1,8 +1,12 @@
-"""A whole text to ids, in parts, so that the memory does not depend on how its lines are or what a tokenizer does."""
+"""A whole text, in parts: to ids, and to a tokenizer that is trained on it.
+
+The memory does not depend on how long its lines are, or on what a tokenizer does.
+"""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -10,10 +14,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError
+from ..errors import UserError, optional
 from ..machine import available_bytes
 from .stored import Source
-from .tokenizers import Tokenizer
+from .tokenizers import MOST, Tokenizer, text_of
 
 PART = 1 << 20
 """Characters from which a part of a text ends, before a line."""
@@ -91,3 +95,42 @@ def _require_memory(needed: int) -> None:
             f"to turn the text into tokens needs {needed / 1e9:.2f} GB more, and {there / 1e9:.2f} GB of memory are "
             "available; take a part of the text, or make token files of its parts with 'cpuopt data tokenize'"
         )
+
+
+END = "<|endoftext|>"
+SPECIAL = (END, "<|im_start|>", "<|im_end|>")
+"""Special tokens: what ends a text, and the two of ChatML."""
+LEAST = 256 + len(SPECIAL)
+
+
+def train_tokenizer(stretches: Iterable[str], vocab_size: int) -> dict[str, bytes]:
+    """Train a tokenizer that cuts text as GPT-2 does; equal texts give equal bytes.
+
+    Parameters
+    ----------
+    stretches : the text, cut anywhere.
+    vocab_size : the tokens to make: the bytes, the special ones, and pairs, the most frequent first.
+
+    Returns
+    -------
+    The contents of ``tokenizer.json`` and ``tokenizer_config.json``.
+
+    Raises
+    ------
+    UserError
+        If the text has too few pairs, or the library is missing.
+    """
+    if not LEAST <= vocab_size <= MOST:
+        raise UserError(
+            f"--vocab-size {vocab_size}: expected {LEAST} (256 bytes and {len(SPECIAL)} special tokens) to {MOST}"
+        )
+    found = optional("tokenizers", "data train-tokenizer", "hf")
+    made, level = found.Tokenizer(found.models.BPE()), found.pre_tokenizers.ByteLevel
+    made.pre_tokenizer, made.decoder = level(add_prefix_space=False), found.decoders.ByteLevel()
+    how = {"vocab_size": vocab_size, "special_tokens": [*SPECIAL], "initial_alphabet": sorted(level.alphabet())}
+    made.train_from_iterator(map(text_of, parts(stretches)), found.trainers.BpeTrainer(**how, show_progress=False))
+    if (n := made.get_vocab_size()) < vocab_size:
+        raise UserError(f"--vocab-size {vocab_size}: the text has pairs for {n} tokens; take --vocab-size {n} or less")
+    marks = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **marks, "clean_up_tokenization_spaces": False}
+    return {"tokenizer.json": made.to_str(pretty=True).encode(), "tokenizer_config.json": json.dumps(about).encode()}

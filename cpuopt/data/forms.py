@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UserError
+from .shapes import Message
 from .tokenizers import Tokenizer
 
 
@@ -107,27 +108,32 @@ class TurnEncoder:
 
     def begun(self, system: str) -> list[int]:
         """Return the ids of a chat before a user's first turn."""
-        return self.start() + (self.turn("system", system) if system else [])
+        return self._start() + (self._turn("system", system) if system else [])
 
     def asked(self, before: Sequence[int], chat: Sequence[tuple[str, str]]) -> list[int]:
         """Return the ids of a chat up to the reply that a model writes; `before` are those before its last turn."""
-        return [*before, *self.turn(*chat[-1]), *self.opening("assistant")]
+        return [*before, *self._turn(*chat[-1]), *self._ids(self.form.opening, "assistant", "")]
 
-    def start(self) -> list[int]:
-        """Return the ids before the first turn."""
+    def example(self, chat: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Return the ids of a chat, and which of them count: counted messages and the token that ends each."""
+        ids = self._start()
+        counted = [False] * len(ids)
+        for role, text, counts in chat:
+            parts = [(self._turn(role, text), False)]
+            if counts:
+                first, *rest = self.closing()
+                answer = [*self._ids(("", "{text}"), "", text), first]
+                parts = [(self._ids(self.form.opening, role, ""), False), (answer, True), (rest, False)]
+            for part, learned in parts:
+                ids += part
+                counted += [learned] * len(part)
+        return ids, counted
+
+    def _start(self) -> list[int]:
         return self._ids((self.form.start,) if self.form.start else (), "", "")
 
-    def turn(self, role: str, text: str) -> list[int]:
-        """Return the ids of a whole turn that the model reads."""
+    def _turn(self, role: str, text: str) -> list[int]:
         return self._ids((*self.form.opening, *self.form.closing), role, text)
-
-    def opening(self, role: str) -> list[int]:
-        """Return the ids before the text of a turn that the model writes."""
-        return self._ids(self.form.opening, role, "")
-
-    def said(self, text: str) -> list[int]:
-        """Return the ids of a text that the model writes."""
-        return self._ids(("", "{text}"), "", text)
 
     def closing(self) -> list[int]:
         """Return the ids behind the text of a turn, of which the first ends it."""

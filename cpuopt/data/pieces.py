@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 
 from ..errors import UserError
-from ..files.reading import read_file
+from ..files.reading import read_file, readable
 
 LONGEST, MOST = 1 << 16, 1 << 20
 """Bytes of a piece, and pieces, at most."""
@@ -45,9 +45,8 @@ class Pieces:
             return UserError(f"{str(path)!r}: {what}; give a tokenizer.bin of llama2.c")
 
         try:
-            content = read_file(path)
-        except OSError as e:
-            raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+            with readable(path):
+                content = read_file(path)
         except ValueError as e:
             raise wrong(str(e)) from e
         longest, at = int.from_bytes(content[:4], "little"), 4

@@ -21,12 +21,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, optional
 from ..files.reading import LARGEST, WORDS, next_json, open_file
 from ..wording import count, one_line
 from .stored import File, tokens_of
@@ -371,18 +372,10 @@ def _given(value: Any) -> Any:
 
 
 def _of_parquet(path: str, content: bytes) -> Iterator[FileRow]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as e:
-        line = f"pandas.read_parquet({path}).to_json('data.jsonl', orient='records', lines=True)"
-        raise UserError(
-            f"{path} is Parquet, which needs pyarrow: pip install 'cpuopt[parquet]' (in a clone: pip install -e "
-            f"'.[parquet]'); or convert it elsewhere: {line}"
-        ) from e
+    pyarrow = optional("pyarrow", f"{path}, which is Parquet,", "parquet")
     n = 0
     try:
-        for batch in parquet.ParquetFile(pyarrow.BufferReader(content)).iter_batches():
+        for batch in import_module("pyarrow.parquet").ParquetFile(pyarrow.BufferReader(content)).iter_batches():
             for row in batch.to_pylist():
                 n += 1
                 text = json.dumps(row, ensure_ascii=False, default=str)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..files.reading import open_file
+from ..files.reading import open_file, readable
 
 Tokens = NDArray[np.integer[Any]]
 Bytes = NDArray[np.uint8]
@@ -39,13 +39,19 @@ class File:
 
     Parameters
     ----------
-    path : of a regular file that can be opened; `OSError` otherwise.
+    path : of a regular file.
     crcs : the checksums that its blocks must have; by default those of the first reads.
+    what : what it is, for the error.
+
+    Raises
+    ------
+    UserError
+        If it cannot be opened.
     """
 
-    def __init__(self, path: Path, crcs: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, path: Path, crcs: NDArray[np.int64] | None = None, what: str = "") -> None:
         self.path = path
-        with open_file(path) as file:
+        with readable(path, what), open_file(path) as file:
             self._descriptor = os.dup(file.fileno())
         self.close = weakref.finalize(self, os.close, self._descriptor)
         status = os.fstat(self._descriptor)
@@ -91,8 +97,8 @@ class File:
                 now.read(start, min(start + PIECE, self.size))
         except OSError as e:
             return f"{str(self.path)!r}: {e.strerror or e}"
-        except DataError as e:
-            return str(e)
+        except UserError as e:
+            return str(e).removeprefix("cannot read ")
         self._mark = now._mark
         return ""
 

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UserError
+from ..errors import UserError, optional
 from ..files import Content, user_cache
 from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
@@ -139,17 +138,6 @@ def text_of(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def library(name: str, what: str) -> Any:
-    """Import a library that a tokenizer's file, or a command, needs."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{what} needs the library {name}, which is not installed; pip install 'cpuopt[hf]' "
-            "(in a clone: pip install -e '.[hf]')"
-        ) from None
-
-
 class OfModel(Tokenizer):
     """A tokenizer in the files of a model, some of which name the tokens that begin, end and fill up.
 
@@ -219,7 +207,7 @@ class Json(OfModel):
     name = "tokenizer.json"
 
     def __init__(self, path: Path) -> None:
-        tokenizers, self.path = library("tokenizers", repr(str(path))), str(path)
+        tokenizers, self.path = optional("tokenizers", repr(str(path)), "hf"), str(path)
         try:
             files = self._files(path)
             content = files[Json.name]
@@ -356,7 +344,7 @@ class SentencePiece(OfModel):
     name = "tokenizer.model"
 
     def __init__(self, path: Path) -> None:
-        found, self.path = library("sentencepiece", repr(str(path))), str(path)
+        found, self.path = optional("sentencepiece", repr(str(path)), "hf"), str(path)
         files = companions.beside(path, (*companions.READ, companions.ADDED)) if path.name == self.name else {}
         try:
             content = read_file(path, most=LARGEST_JSON)

@@ -22,13 +22,15 @@ FORMATS = {MAGIC: (1, "<u2"), 20240801: (7, "<i4")}
 """Version and type of the ids by the magic number; of 32 bits, the highest would be beyond every vocabulary."""
 HEADER_BYTES = 256 * 4
 OTHER_MAGIC = {
-    20240326: "an llm.c GPT-2 model",
-    20240327: "an llm.c debug state",
-    20240328: "an llm.c tokenizer",
-    20240522: "an llm.c evaluation set",
-    20240527: "an llm.c training state",
-    20240803: "an llm.c Llama 3 model",
+    20240520: ", llm.c's tokens",
+    20240326: ", an llm.c GPT-2 model",
+    20240327: ", an llm.c debug state",
+    20240328: ", an llm.c tokenizer",
+    20240522: ", an llm.c evaluation set",
+    20240527: ", an llm.c training state",
+    20240803: ", an llm.c Llama 3 model",
 }
+"""What the magic numbers of llm.c's files stand for, in messages."""
 
 
 def read_tokens(path: Path) -> Source:
@@ -44,17 +46,13 @@ def read_tokens(path: Path) -> Source:
 
 def open_tokens(path: Path) -> tuple[Source, File]:
     """Return the tokens of `read_tokens` with their file."""
-    try:
-        file = File(path)
-        head = file.read(0, min(HEADER_BYTES, file.size)).tobytes()
-    except OSError as e:
-        raise UserError(f"cannot read token file {str(path)!r}: {e.strerror or e}") from e
-    _, dtype = _check_header(str(path), head, file.size)
+    file = File(path, what="token file ")
+    dtype = _check_header(str(path), file.read(0, min(HEADER_BYTES, file.size)).tobytes(), file.size)
     return tokens_of(file, np.dtype(dtype), HEADER_BYTES), file
 
 
-def _check_header(path: str, head: bytes, size: int) -> tuple[int, str]:
-    """Return the number of tokens and their type, where magic, version, count and file size agree."""
+def _check_header(path: str, head: bytes, size: int) -> str:
+    """Return the type of the tokens, if magic, version, count and file size agree."""
 
     def wrong(what: str) -> UserError:
         return UserError(f"token file {path!r}: {what}; give a file from llm.c's dev/data or `cpuopt data prepare`")
@@ -63,12 +61,12 @@ def _check_header(path: str, head: bytes, size: int) -> tuple[int, str]:
         raise wrong(f"has {size} bytes; expected a header of {HEADER_BYTES}")
     magic, version, count = (int(x) for x in np.frombuffer(head, "<i4", count=3))
     if magic not in FORMATS:
-        known = f", {OTHER_MAGIC[magic]}" if magic in OTHER_MAGIC else ""
-        raise wrong(f"byte 0, the magic number, is {magic}{known}; expected {' or '.join(map(str, FORMATS))}, tokens")
-    expected, dtype = FORMATS[magic]
+        known, expected = OTHER_MAGIC.get(magic, ""), " or ".join(map(str, FORMATS))
+        raise wrong(f"byte 0, the magic number, is {magic}{known}; expected {expected}, tokens")
+    wanted, dtype = FORMATS[magic]
     width = np.dtype(dtype).itemsize
-    if version != expected:
-        raise wrong(f"byte 4, the version, is {version}; expected {expected}")
+    if version != wanted:
+        raise wrong(f"byte 4, the version, is {version}; expected {wanted}")
     if count < 1:
         raise wrong(f"byte 8, the number of tokens, is {count}; expected at least 1")
     if size != HEADER_BYTES + width * count:
@@ -76,7 +74,7 @@ def _check_header(path: str, head: bytes, size: int) -> tuple[int, str]:
             f"has {size} bytes; expected {HEADER_BYTES + width * count}, because byte 8 says {count} tokens of "
             f"{width} bytes"
         )
-    return count, dtype
+    return dtype
 
 
 def write_tokens(path: Path, tokens: ArrayLike, wide: bool = False) -> None:

@@ -218,18 +218,26 @@ def whole_directory(path: Path) -> Iterator[Path]:
     remove(aside)
 
 
-def write_files(folder: Path, files: Mapping[str, Content]) -> None:
-    """Write new files into a directory, by their names, which may lie in folders of it.
+def write_directory(path: Path, files: Mapping[str, bytes | Iterator[Content]]) -> None:
+    """Write a directory of files, whole or not at all.
+
+    Parameters
+    ----------
+    files : the content of each file, or its parts, by its name, which may lie in a folder of the directory.
 
     Raises
     ------
-    OSError
-        The error of the system.
+    UserError
+        If it cannot be written.
     """
-    for name, content in files.items():
-        (place := folder / name).parent.mkdir(exist_ok=True)
-        write_synced(place, [content])
-        sync_directory(place.parent)
+    try:
+        with whole_directory(path) as folder:
+            for name, content in files.items():
+                (place := folder / name).parent.mkdir(exist_ok=True)
+                write_synced(place, [content] if isinstance(content, bytes) else content)
+                sync_directory(place.parent)
+    except OSError as e:
+        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
 
 
 def sync_directory(path: Path) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import UserError
 from . import Content
-from .reading import open_file
+from .reading import open_file, readable
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ENDING = ".gguf"
@@ -94,12 +94,9 @@ class Gguf:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with open_file(path) as file:
-                self._size = os.fstat(file.fileno()).st_size
-                self._head = file.read(min(self._size, LARGEST))
-        except OSError as e:
-            raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+        with readable(path), open_file(path) as file:
+            self._size = os.fstat(file.fileno()).st_size
+            self._head = file.read(min(self._size, LARGEST))
         self._at = 0
         if self._take(4) != MAGIC:
             raise self.wrong(f"begins with {self._head[:4]!r}; expected {MAGIC!r}")
@@ -139,13 +136,11 @@ class Gguf:
         return n
 
     def _text(self, what: str) -> str:
-        length = self._number("<Q")
-        if length > len(self._head) - self._at:
-            raise self.wrong(f"{what} has {length} bytes; {len(self._head) - self._at} are left of its header")
+        raw = self._take(self._number("<Q"))
         try:
-            return self._take(length).decode()
+            return raw.decode()
         except UnicodeDecodeError as e:
-            raise self.wrong(f"{what} is no UTF-8 at byte {self._at - length + e.start}") from e
+            raise self.wrong(f"{what} is no UTF-8 at byte {self._at - len(raw) + e.start}") from e
 
     def _value(self, key: str, kind: int) -> Any:
         """Read a value; `key` is for messages."""
@@ -154,19 +149,13 @@ class Gguf:
         if kind != ARRAY:
             return self._numbers(key, kind, 1)[0].item()
         kind, n = self._number("<I"), self._number("<Q")
-        if kind != TEXT:
-            return self._numbers(key, kind, n)
-        if n > (len(self._head) - self._at) // 8:
-            raise self.wrong(f"{key!r} has {n} texts; its header ends before")
-        return [self._text(f"a text of {key!r}") for _ in range(n)]
+        return [self._text(f"a text of {key!r}") for _ in range(n)] if kind == TEXT else self._numbers(key, kind, n)
 
     def _numbers(self, key: str, kind: int, n: int) -> np.ndarray[Any, Any]:
         if kind not in SCALARS:
             nested = ", an array in an array" if kind == ARRAY else ""
             raise self.wrong(f"{key!r} has the type {kind}{nested}; known: {', '.join(map(str, [*SCALARS, TEXT]))}")
         dtype = np.dtype(SCALARS[kind])
-        if n > (len(self._head) - self._at) // dtype.itemsize:
-            raise self.wrong(f"{key!r} has {n} numbers; its header ends before")
         raw = self._take(n * dtype.itemsize)
         if kind == BOOL and raw.strip(b"\0\1"):
             raise self.wrong(f"{key!r} has a byte that is neither 0 nor 1; expected true or false")

@@ -10,12 +10,15 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, BinaryIO, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from ..errors import UserError
 
 DEEPEST = 32
 """The deepest nesting of objects and lists; cpuopt's own files need 8."""
@@ -119,6 +122,15 @@ def _shallow(read: Callable[[], Any]) -> Any:
 def read_json(path: Path, *, most: int = LARGEST_JSON) -> dict[str, Any]:
     """Read a file that holds a JSON object; errors as those of `read_file` and `parse_json`."""
     return parse_json(read_file(path, most=most))
+
+
+@contextmanager
+def readable(path: Path | str, what: str = "") -> Iterator[None]:
+    """Raise an error of the system as a `UserError` that names the file, after `what` it is."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"cannot read {what}{str(path)!r}: {e.strerror or e}") from e
 
 
 def open_file(path: Path) -> BinaryIO:

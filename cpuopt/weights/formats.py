@@ -17,10 +17,6 @@ from . import gguf, huggingface, llama2c, llmc
 from .tensors import DType, Weights
 
 
-def _read_only(*given: object) -> None:
-    raise UserError("a file of this format is read, not written; name a directory")
-
-
 @dataclass(frozen=True)
 class FileFormat:
     """How models lie in files.
@@ -33,7 +29,8 @@ class FileFormat:
     recognizes : function that tells whether a path is of this format.
     read : function that checks a path, and finds what it holds; it raises a `UserError` for what is damaged.
     require : function that raises a `UserError` for a model that the format cannot hold.
-    write : function that writes weights, whole or not at all. Their path is that of the source.
+    write : function that writes weights, whole or not at all. Their path is that of the source. By default both are
+        those of a directory, which takes the place of a format without an ending.
     beside : whether the tokenizer's files come beside a target that is a file.
     """
 
@@ -42,8 +39,8 @@ class FileFormat:
     dtypes: tuple[DType, ...]
     recognizes: Callable[[Path], bool]
     read: Callable[[Path], Weights]
-    require: Callable[[Config], object]
-    write: Callable[[Path, Weights], None]
+    require: Callable[[Config], object] = lambda config: config.to_transformers()
+    write: Callable[[Path, Weights], None] = huggingface.write
     beside: bool = False
 
 
@@ -62,8 +59,6 @@ HUGGING_FACE = FileFormat(
     ("f32", "f16", "bf16"),
     huggingface.recognizes,
     huggingface.open_model,
-    lambda config: config.to_transformers(),
-    huggingface.write,
 )
 GGUF = FileFormat(
     "GGUF",
@@ -80,8 +75,6 @@ LLAMA2C = FileFormat(
     ("f32",),
     llama2c.recognizes,
     llama2c.open_model,
-    _read_only,
-    _read_only,
 )
 LLMC = FileFormat(
     "llm.c's file",

@@ -25,10 +25,9 @@ import numpy as np
 
 from ..data.ggml import KEY, marks_in
 from ..data.tokenizers import TOKENIZERS
-from ..errors import UserError
+from ..errors import UserError, optional
 from ..files import Content, write_whole
 from ..files.gguf import STORED, Gguf, header, is_gguf, padded
-from ..files.reading import open_file
 from ..models import Config, model_type
 from ..models.llama import KINDS
 from ..models.llama import Config as Llama
@@ -36,9 +35,9 @@ from ..models.positions import KEYS, ORIGINAL, PART, amplitude
 from ..ops.declaration import Shape
 from ..ops.storage import WIDE
 from . import vocabulary
-from .huggingface import joined, places_of, shapes_of, taken, tensors_of
+from .huggingface import joined, places_of, require_none, shapes_of, taken, tensors_of
 from .llama2c import halves, pairs
-from .tensors import FLOATS, Array, DType, Weights, content_of, from_bf16, read_floats, to_bf16
+from .tensors import FLOATS, Array, DType, Weights, content_of, from_bf16, read_floats, read_raw, to_bf16
 from .vocabulary import NAMED
 
 BLOCK = "blk.*."
@@ -206,14 +205,7 @@ UNROUNDED = re.compile(r"position_embd\..*|rope_f.*")
 
 def blocks() -> Any:
     """Return the module of the package ``gguf`` that turns blocks into numbers, and back."""
-    try:
-        from gguf import quants
-    except ModuleNotFoundError:
-        raise UserError(
-            "quantized numbers of GGUF need the package gguf, which is not installed; pip install 'cpuopt[gguf]' (in a "
-            "clone: pip install -e '.[gguf]')"
-        ) from None
-    return quants
+    return optional("gguf.quants", "a quantized file of GGUF", "gguf")
 
 
 recognizes = is_gguf
@@ -252,10 +244,7 @@ def open_model(path: Path) -> Weights:
     if head in surplus and _same(file, head, embedding):
         surplus.remove(head)
     missing = names.values() - file.tensors.keys()
-    if missing or surplus:
-        parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
-        parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
-        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected {name} of the sizes in its metadata")
+    require_none(path, missing, surplus, f"{name} of the sizes in its metadata")
     for here, want in shapes.items():
         if (got := file.tensors[names[here]].shape) != want:
             raise file.wrong(
@@ -426,15 +415,7 @@ def _numbers(file: Gguf, name: str) -> Array:
     if place.dtype in FLOATS:
         return read_floats(file.path, FLOATS[place.dtype], place.shape, place.start)
     quants = blocks()
-    try:
-        with open_file(file.path) as opened:
-            opened.seek(place.start)
-            raw = np.fromfile(opened, np.uint8, place.size)
-    except OSError as e:
-        raise UserError(f"cannot read {str(file.path)!r}: {e.strerror or e}") from e
-    if raw.size != place.size:
-        raise UserError(f"{str(file.path)!r} ended while it was read: another program changed it; try again")
-    rows = raw.reshape(*place.shape[:-1], -1)
+    rows = read_raw(file.path, "u1", place.size, place.start).reshape(*place.shape[:-1], -1)
     with np.errstate(all="ignore"):  # a scale that is not finite makes numbers that are not, which are refused
         found: Array = quants.dequantize(rows, quants.GGMLQuantizationType(STORED[place.dtype][0]))
     return found

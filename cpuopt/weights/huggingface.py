@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from ..data.companions import GENERATION, marks_of
 from ..data.tokenizers import TOKENIZERS, tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import Content, whole_directory, write_files, write_synced
+from ..files import Content, write_directory
 from ..models import CONFIG, Config, read_config, read_object
 from ..models.llama import Config as Llama
 from ..ops.declaration import Shape
@@ -155,10 +155,7 @@ def open_model(path: Path) -> Weights:
             f"{str(path)!r} lacks {head!r}, and {CONFIG} does not tie it to the embedding; if the model has one weight "
             f'for both, write "{TIE}": true into {CONFIG}'
         )
-    if missing or surplus:
-        parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
-        parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
-        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected {config.model} of the sizes in {CONFIG}")
+    require_none(path, missing, surplus, f"{config.model} of the sizes in {CONFIG}")
     rows = places_of(config)
     for name, (file, there) in places.items():
         t, want = file.tensors[there], tensors[name]
@@ -182,6 +179,14 @@ def open_model(path: Path) -> Weights:
     kinds = {file.tensors[there].dtype for file, there in places.values()}
     dtype: DType = "bf16" if kinds == {"BF16"} else "f16" if kinds == {"F16"} else "f32"
     return Weights(path, config, dtype, read, tokenizer, marks=marks)
+
+
+def require_none(path: Path, missing: Set[str], surplus: Set[str], expected: str) -> None:
+    """Refuse a model's file in which tensors are missing, or are no weights."""
+    if missing or surplus:
+        parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
+        parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
+        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected {expected}")
 
 
 def _same(a: tuple[TensorFile, str], b: tuple[TensorFile, str]) -> bool:
@@ -253,11 +258,5 @@ def write(path: Path, weights: Weights) -> None:
         If it cannot be written.
     """
     config, dtype, tokenizer = weights.config, weights.dtype, weights.tokenizer
-    beside = tokenizer_files(tokenizer)
-    try:
-        with whole_directory(path) as folder:
-            write_synced(folder / CONFIG, [config_json(config, dtype, tokenizer, weights.marks)])
-            write_synced(folder / WEIGHTS, weight_parts(config, weights.read, dtype))
-            write_files(folder, beside)
-    except OSError as e:
-        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
+    about, parts = config_json(config, dtype, tokenizer, weights.marks), weight_parts(config, weights.read, dtype)
+    write_directory(path, {CONFIG: about, WEIGHTS: parts, **tokenizer_files(tokenizer)})

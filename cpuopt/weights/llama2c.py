@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import os
 import struct
-from math import prod
 from pathlib import Path
 
 from .. import models
 from ..data.tokenizers import tokenizer_beside
 from ..errors import UserError
-from ..files.reading import open_file
+from ..files.reading import open_file, readable
 from ..models.llama import Config
-from .tensors import NO_MARKS, Array, Marks, Weights, read_floats
+from .tensors import NO_MARKS, Array, Marks, Weights, offsets, read_floats
 
 MAGIC = struct.pack("<I", 0x616B3432)
 LAYER = "model.layers.*."
@@ -45,23 +44,14 @@ MARKS = Marks(1, (2,))
 
 def places_of(config: Config, version: int) -> dict[str, int]:
     """Return the offset of each tensor, counted in numbers from the first; ``""`` is the end."""
-    layers, shapes = [str(i) for i in range(config.num_hidden_layers)], config.shapes()
-    shapes[TABLES] = (config.max_position_embeddings, config.head_dim)
-    place, places = 0, {}
-    for name in (o.replace("*", i) for o in ORDERS[version] for i in (layers if "*" in o else [""])):
-        if name in shapes:
-            places[name] = place
-            place += prod(shapes[name])
-    return places | {"": place}
+    tables = {TABLES: (config.max_position_embeddings, config.head_dim)}
+    return offsets(ORDERS[version], config.num_hidden_layers, config.shapes() | tables)
 
 
 def _header(path: Path) -> tuple[int, list[int], bool, int]:
     """Read a file's version, its seven sizes, whether the head is shared, and the file's size."""
-    try:
-        with open_file(path) as file:
-            size, head = os.fstat(file.fileno()).st_size, file.read(STARTS[1])
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    with readable(path), open_file(path) as file:
+        size, head = os.fstat(file.fileno()).st_size, file.read(STARTS[1])
     if len(head) < STARTS[0]:
         raise UserError(f"{str(path)!r} has {size} bytes; expected a llama2.c model, whose header has {STARTS[0]}")
     if head[:4] != MAGIC:

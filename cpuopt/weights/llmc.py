@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from .. import models
+from ..data.tokens import OTHER_MAGIC
 from ..errors import UserError
 from ..files import Content
-from ..files.reading import open_file
+from ..files.reading import open_file, readable
 from ..models.gpt2 import Config
-from .tensors import IS_PICKLE, STORED, Array, DType, Read, Weights, content_of, read_floats
+from .tensors import IS_PICKLE, STORED, Array, DType, Read, Weights, content_of, offsets, read_floats
 
 MAGIC = 20240326
 VERSIONS: dict[int, DType] = {3: "f32", 5: "bf16"}
@@ -35,34 +35,17 @@ ORDER = (
     *["ln_f.weight", "ln_f.bias"],
 )
 """The 16 tensors of a file; one with a star has all layers."""
-KNOWN = {
-    20240520: "llm.c's tokens",
-    20240522: "llm.c's evaluation data",
-    20240527: "llm.c's optimizer state",
-    20240328: "llm.c's tokenizer",
-    20240803: "llm.c's Llama 3",
-    MAGIC: "a model",
-    20240327: "a debug state",
-}
 
 
 def places_of(config: Config, padded_vocab: int) -> dict[str, int]:
     """Return the offset of each parameter in the file, counted in numbers from the first tensor; ``""`` is the end."""
-    layers = [str(i) for i in range(config.n_layer)]
-    shapes, place, places = config.shapes(), 0, {}
-    for name in (o.replace("*", i) for o in ORDER for i in (layers if "*" in o else [""])):
-        places[name] = place
-        place += (padded_vocab if name == "wte.weight" else shapes[name][0]) * prod(shapes[name][1:])
-    return places | {"": place}
+    return offsets(ORDER, config.n_layer, config.shapes() | {"wte.weight": (padded_vocab, config.n_embd)})
 
 
 def _header(path: Path) -> tuple[list[int], int]:
     """Read the 256 numbers at a file's beginning, and its size."""
-    try:
-        with open_file(path) as file:
-            size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    with readable(path), open_file(path) as file:
+        size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
     if head[:2] == b"PK" or head[:1] == b"\x80":
         raise UserError(f"{str(path)!r} {IS_PICKLE}")
     if len(head) < HEADER_BYTES:
@@ -71,7 +54,7 @@ def _header(path: Path) -> tuple[list[int], int]:
         )
     words = [int(n) for n in np.frombuffer(head, "<i4")]
     if words[0] != MAGIC:
-        known = f", {KNOWN[words[0]]}" if words[0] in KNOWN else ""
+        known = OTHER_MAGIC.get(words[0], "")
         raise UserError(f"{str(path)!r}: byte 0, the magic number, is {words[0]}{known}; expected {MAGIC}, a model")
     return words, size
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..data.tokenizers import get_tokenizer, tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import whole_directory, write_files, write_synced
+from ..files import write_directory
 from ..models import Config, read_object
 from ..nn.lora import ALL, A, B, Lora, adapter_of
 from ..ops.declaration import Shape
@@ -279,14 +279,8 @@ def save_adapter(path: Path, config: Config, adapter: Adapter, tokenizer: str | 
         "task_type": "CAUSAL_LM",
         "use_rslora": adapter.lora.rslora,
     }
-    beside = tokenizer_files(tokenizer)
-    try:
-        with whole_directory(path) as folder:
-            write_synced(folder / CONFIG, [json.dumps(about, indent=2).encode()])
-            write_synced(folder / TENSORS, parts)
-            write_files(folder, beside)
-    except OSError as e:
-        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
+    content = json.dumps(about, indent=2).encode()
+    write_directory(path, {CONFIG: content, TENSORS: parts, **tokenizer_files(tokenizer)})
 
 
 def _targets(targets: Sequence[str], layers: Iterable[str]) -> list[str]:

@@ -1,9 +1,8 @@
 """Safetensors files, read with strict checks and written without a copy.
 
 A file is 8 bytes with the length of the header, a header of JSON that gives each tensor's dtype, shape and place, and
-the numbers. The ``safetensors`` library judges the header, after the checks that it does not make: no name twice, no
-strange name, no product that a file of this size cannot hold. The numbers are read, not mapped: a mapped file that
-shrinks kills the process.
+the numbers. The ``safetensors`` library checks the header, after the checks that it does not make: no name twice, no
+strange name. The numbers are read, not mapped: a mapped file that shrinks kills the process.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf, prod
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +23,14 @@ import safetensors
 from ..data.companions import Marks as Marks
 from ..errors import UserError
 from ..files import Content
-from ..files.reading import open_file
-from ..files.reading import parse_json as parse_json
+from ..files.gguf import Extent
+from ..files.reading import open_file, parse_json, readable
 from ..models import Config
 from ..ops.declaration import Shape
+from ..ops.storage import TYPES
 
 Array = np.ndarray[Any, Any]
+BF16 = TYPES["bfloat16"].dtype
 Read = Callable[[str], Array]
 """A function from a tensor's name to the tensor, as float32."""
 DType = Literal["f32", "f16", "bf16", "q8_0"]
@@ -40,7 +42,6 @@ LIMITS: dict[DType, float] = {"f32": inf, "f16": 65520.0, "bf16": (2 - 2**-8) * 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}")
 HEADER_LIMIT = 1 << 22
 """The largest header in bytes, enough for tens of thousands of tensors."""
-SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """The dtypes that weights can have, and the NumPy types that read them."""
 
@@ -78,15 +79,6 @@ class Weights:
     trained_on: str | None = None
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """The place of a tensor: `start` is its first byte in the file."""
-
-    dtype: str
-    shape: Shape
-    start: int
-
-
 class TensorFile:
     """A safetensors file whose header has been checked.
 
@@ -101,9 +93,9 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.tensors = path, dict[str, Extent]()
         try:
-            with open_file(path) as file:
+            with readable(path), open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 head = file.read(8)
                 length = int.from_bytes(head, "little")
@@ -112,11 +104,17 @@ class TensorFile:
                 if length > HEADER_LIMIT:
                     raise self.wrong(f"has a header of {length} bytes; expected {HEADER_LIMIT} at most")
                 header = parse_json(file.read(length))
-            self.tensors = {n: self._tensor(n, e, 8 + length) for n, e in header.items() if n != "__metadata__"}
-            with safetensors.safe_open(path, "numpy"):
+            header.pop("__metadata__", None)
+            for name in (name for name in header if not NAME.fullmatch(name)):
+                raise self.wrong(f"has a tensor named {name[:50]!r}; expected letters, digits and '_./-', 200 at most")
+            with readable(path), safetensors.safe_open(path, "numpy"):
                 pass
-        except OSError as e:
-            raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+            for name, entry in header.items():
+                shape = tuple(entry["shape"])
+                if len(entry) > 3 or len(shape) > 8 or max(shape, default=0) > 1 << 40:
+                    raise self.wrong(f"tensor {name!r} is described by {str(entry)[:80]}")
+                start, end = entry["data_offsets"]
+                self.tensors[name] = Extent(entry["dtype"], shape, 8 + length + start, end - start)
         except safetensors.SafetensorError as e:
             raise self.wrong(str(e)) from e
         except (ValueError, RecursionError) as e:
@@ -125,20 +123,6 @@ class TensorFile:
     def wrong(self, what: str) -> UserError:
         """Make the error about this file."""
         return UserError(f"{str(self.path)!r}: {what}; give a whole safetensors file")
-
-    def _tensor(self, name: str, entry: Any, data: int) -> Tensor:
-        if not NAME.fullmatch(name):
-            raise self.wrong(f"has a tensor named {name[:50]!r}; expected letters, digits and '_./-', 200 at most")
-        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-            raise self.wrong(f"tensor {name!r} is described by {str(entry)[:80]}; expected dtype, shape, data_offsets")
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in SIZES:
-            raise self.wrong(f"tensor {name!r} has the dtype {str(dtype)[:20]!r}; known: {', '.join(SIZES)}")
-        if not naturals(shape) or not naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
-            raise self.wrong(f"tensor {name!r} has the shape {str(shape)[:60]} at {str(offsets)[:60]}")
-        if max(shape, default=0) > 1 << 40 or prod(shape) * SIZES[dtype] != offsets[1] - offsets[0]:
-            raise self.wrong(f"tensor {name!r} of shape {shape} does not have {offsets[1] - offsets[0]} bytes")
-        return Tensor(dtype, tuple(shape), data + offsets[0])
 
     def read(self, name: str) -> Array:
         """Read a tensor of floats as float32; the file is opened for this call alone.
@@ -160,11 +144,6 @@ def all_below(array: Array, limit: float = inf) -> bool:
         return bool(-limit < array.min(initial=0) and array.max(initial=0) < limit)
 
 
-def naturals(x: Any) -> bool:
-    """Return whether a value is a list of whole numbers from 0 on."""
-    return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)
-
-
 def read_floats(path: Path, dtype: str, shape: Shape, start: int) -> Array:
     """Read an array at a place in a file; uint16 is bfloat16; what comes is float32.
 
@@ -173,30 +152,49 @@ def read_floats(path: Path, dtype: str, shape: Shape, start: int) -> Array:
     UserError
         If the file ends before.
     """
-    try:
-        with open_file(path) as file:
-            file.seek(start)
-            raw = np.fromfile(file, dtype, prod(shape))
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
-    if raw.size != prod(shape):
-        raise UserError(f"{str(path)!r} ended while it was read: another program changed it; try again")
+    raw = read_raw(path, dtype, prod(shape), start)
     return (from_bf16(raw) if dtype == "<u2" else raw.astype(np.float32, copy=False)).reshape(shape)
+
+
+def read_raw(path: Path, dtype: str, n: int, start: int) -> Array:
+    """Read n numbers at a place in a file.
+
+    Raises
+    ------
+    UserError
+        If the file ends before.
+    """
+    with readable(path), open_file(path) as file:
+        file.seek(start)
+        raw = np.fromfile(file, dtype, n)
+    if raw.size != n:
+        raise UserError(f"{str(path)!r} ended while it was read: another program changed it; try again")
+    return raw
 
 
 def from_bf16(bits: Array) -> Array:
     """Widen bfloat16, given as uint16, to float32."""
-    wide = bits.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
+    return bits.view(BF16).astype(np.float32)
 
 
 def to_bf16(x: Array) -> Array:
     """Round float32 to the nearest bfloat16, ties to even, given as uint16; a NaN stays one."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    upper = bits >> 16
-    rounded = ((bits + (0x7FFF + (upper & 1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(x), upper | 0x40, rounded).astype(np.uint16)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(x, np.float32).astype(BF16, order="C").view(np.uint16)
+
+
+def offsets(order: Iterable[str], layers: int, shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """Return the place of each tensor in a file without a table, counted in numbers; ``""`` is the end.
+
+    Parameters
+    ----------
+    order : the names, of which one with a star stands for all layers, one after another.
+    shapes : by name; a tensor without a shape is not in the file.
+    """
+    names = [o.replace("*", str(i)) for o in order for i in (range(layers) if "*" in o else [0])]
+    there = [name for name in names if name in shapes]
+    ends = accumulate((prod(shapes[name]) for name in there), initial=0)
+    return dict(zip([*there, ""], ends, strict=True))
 
 
 def content_of(x: Array, dtype: DType) -> Content:
