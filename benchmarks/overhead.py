@@ -49,7 +49,7 @@ class Steps:
         ms = self.job.take_step(self.profiler.time_step if self.profiler else nullcontext).seconds * 1e3
         if self.profiler is None:
             return {"ms": ms}
-        p = self.profiler.profile(model="", B=1, T=1, choice=self.job.choice)
+        p = self.profiler.profile(model="", B=1, T=1, choice=self.job.engine.options.choice)
         rows = [r.ms for r in p.ops]
         return {"ms": ms, "rows": sum(rows), "kernels": sum(rows[:-1]), "loop": p.profiler_overhead_ms}
 

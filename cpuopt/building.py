@@ -361,6 +361,7 @@ def load(
     progress: Progress | None = None,
     draw: Callable[[Loaded, Event], None] | None = None,
     ready: Callable[[Loaded], None] = lambda loaded: None,
+    reserved: int = 0,
 ) -> list[Loaded]:
     """Plan the memory of some builds in one arena, compile their kernels, and bind their calls.
 
@@ -370,6 +371,7 @@ def load(
     progress : called with (compiled, to compile, kernel); by default a line on stderr.
     draw : fills the parameters of the first build while kernels load, until an event is set.
     ready : called when kernels and parameters are there, before other memory is touched.
+    reserved : the bytes that the process will need besides the arena.
 
     Raises
     ------
@@ -379,7 +381,7 @@ def load(
     how, plans = builts[0].options, [built.plan() for built in builts]
     kernels = list(dict.fromkeys(k for built in builts for k in built.own_kernels.values()))
     count = set_threads(how.threads, kernels)
-    arena.check_fits(max(plan.total_bytes + plan.window_bytes for plan in plans), hint)
+    arena.check_fits(max(plan.total_bytes + plan.window_bytes for plan in plans) + reserved, hint)
     memory = arena.Arena(max(plan.total_bytes for plan in plans))
     loaded = [Loaded(built, plan, memory, count) for built, plan in zip(builts, plans, strict=True)]
     with ThreadPoolExecutor(1) as beside:  # kernels load while NumPy draws, which needs no lock of Python's

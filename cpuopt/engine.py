@@ -107,6 +107,7 @@ class Engine:
     hint : function that returns advice when the memory does not suffice.
     ready : called with the program and the threads when the kernels are compiled and the weights drawn, before other
         memory is touched.
+    reserved : the bytes that the process will need besides the arena.
     changes : fields of the options, in place of theirs.
 
     Raises
@@ -125,6 +126,7 @@ class Engine:
         progress: Progress | None = None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
         ready: Callable[[Built, int], None] = lambda built, threads: None,
+        reserved: int = 0,
         **changes: Any,
     ) -> None:
         if not (seed is None or (isinstance(seed, Integral) and seed >= 0)):
@@ -132,7 +134,7 @@ class Engine:
         how = replace(options or BuildOptions(), **changes)
         arena.check_fits(sum(prod(p.shape) * how.least_bytes(p) for p in model.parameters()), hint)  # before the work
         built = build(model, inputs, how)
-        self.options, self.program, self.notes = built.options, built.program, built.notes
+        self.model, self.options, self.program, self.notes = model, built.options, built.program, built.notes
         self.comm, self.micro_batches = self.options.comm, self.options.micro_batches
         self._stale, self._exposed = True, list[weakref.ref[Array]]()
         self._behind = False  # whether other ranks alone have the float32 of the weights that they updated
@@ -153,7 +155,7 @@ class Engine:
             drawn = sum(p.nbytes for p in weights) if seed is not None else 0
             self.base_bytes = arena.resident_bytes() - drawn
 
-        (self._loaded,) = load([built], hint=hint, progress=progress, draw=draw, ready=begin)
+        (self._loaded,) = load([built], hint=hint, progress=progress, draw=draw, ready=begin, reserved=reserved)
         self.plan, self.threads, self.calls = self._loaded.plan, self._loaded.threads, self._loaded.calls
         self.step_number, self.dropout_seed = 0, seed or 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls

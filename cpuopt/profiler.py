@@ -231,7 +231,6 @@ class Profiled(Trainable, Protocol):
 
     name: str
     settings: Any
-    choice: Any
     checked: list[dict[str, Any]]
 
 
@@ -271,7 +270,7 @@ def profile(
     finally:
         profiler.remove()
     doubts = [*(others.warnings() if job.engine.comm.size == 1 else ()), *(rates.lower_now(roofs) if roofs else ())]
-    how: dict[str, Any] = {"model": job.name, "B": s.B * s.micro_batches, "T": s.T, "choice": job.choice}
+    how: dict[str, Any] = {"model": job.name, "B": s.B * s.micro_batches, "T": s.T, "choice": job.engine.options.choice}
     return profiler.profile(**how, warmup=warmup, checked=job.checked, doubts=doubts, roofs=roofs)
 
 

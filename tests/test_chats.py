@@ -601,7 +601,7 @@ def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
 
 def test_inputs_that_a_model_brings_have_no_epochs():
     with pytest.raises(UserError, match=r"^--epochs 1: the model brings its inputs, which have no end; take --steps"):
-        with_data(Settings(epochs=1), SimpleNamespace(inputs=lambda B, T: "given"), None, None)
+        with_data(Settings(epochs=1), SimpleNamespace(inputs=lambda B, T: "given"), None)
 
 
 def test_a_run_of_epochs_is_that_of_its_steps_and_goes_on_to_more(capsys):

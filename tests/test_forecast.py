@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import cli, ops
+from cpuopt import cli, models, ops
 from cpuopt.errors import UserError
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.ops.attention import scored
+from cpuopt.program import arena
 from cpuopt.report import console as report
 from cpuopt.train import forecast
 from cpuopt.train.forecast import measured, require_fit
@@ -37,6 +38,24 @@ def test_memory_is_that_of_the_run_and_time_that_of_the_roofs():
     update = sum(max(c.flops / 10, c.bytes / 5) for c in built.program.step_calls if c.phase == "update") / 1e6
     assert whole.tokens == 128
     assert 3.5 * (found.roof_ms - update) < whole.roof_ms < 5 * found.roof_ms
+
+
+def test_the_copy_of_the_weights_that_samples_need_counts(monkeypatch):
+    plain, samples, narrow = (
+        forecast.forecast(Settings(**TINY, **how), ROOFS)
+        for how in ({}, {"sample_every": 1}, {"sample_every": 1, "dtype": "bf16"})
+    )
+    n = models.parse(TINY["model"]).n_params
+    assert samples.memory["samples"] == samples.arena - plain.arena == 4 * n
+    assert narrow.memory["samples"] == 2 * n
+    there = plain.arena + n
+    require_fit(replace(plain, available=there), Settings(**TINY))
+    with pytest.raises(UserError, match="the run needs"):
+        require_fit(replace(samples, available=there), Settings(**TINY, sample_every=1))
+    monkeypatch.setattr(arena, "available_bytes", lambda: there)
+    assert prepare(Settings(**TINY)).engine.plan.total_bytes == plain.arena
+    with pytest.raises(UserError, match=f"the arena needs {arena.gb(samples.arena)} and {arena.gb(there)} "):
+        prepare(Settings(**TINY, sample_every=1))
 
 
 def test_options_take_less_memory_and_say_what_they_take():

@@ -223,7 +223,7 @@ def test_accumulation_needs_every_gradient_before_the_first_update(prepare):
     with pytest.raises(UserError, match=r"multiple of 32.*the nearest is 64"):
         prepare(total_batch=63)
     ready = prepare(variant="optimized", total_batch=64)
-    assert "update" not in ready.rewrites
+    assert "update" not in ready.engine.options.fuse
     assert ready.engine.two_pass
     once = prepare()
     tokens, targets = once.corpus.batches("train", 2, 16).at(0)
@@ -368,7 +368,7 @@ def test_a_fused_update_cannot_be_skipped_so_the_run_stops(prepare, tmp_path):
     assert "--guard skip goes on" in result.diagnosis
     with pytest.raises(UserError, match=r"--guard skip with --fuse all"):
         prepare(fuse="all", guard="skip", variant="optimized")
-    assert "update" not in prepare(variant="optimized", guard="skip").rewrites
+    assert "update" not in prepare(variant="optimized", guard="skip").engine.options.fuse
 
 
 def test_a_guard_that_is_off_lets_all_through(prepare, tmp_path):

@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 
 from ..train import settings
-from .common import shared, show
+from .common import settings_of, shared, show
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -122,10 +122,10 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ..data.chats import load_chats
-    from ..data.corpus import files_of, get_tokenizer, is_examples
+    from ..data.corpus import get_tokenizer, is_examples
     from ..errors import UserError
     from ..report import console
+    from ..train.job import examples_of
     from ..wording import plain
 
     if not is_examples(args.data):
@@ -141,18 +141,7 @@ def _show(args: argparse.Namespace) -> int:
         weights = open_weights(Path(args.init))
         name = own_tokenizer(weights.tokenizer, weights.path, weights.config.vocab_size)
     tokenizer = get_tokenizer(name or "bytes")
-    data = load_chats(
-        files_of(args.data),
-        name=args.data,
-        vocab_size=tokenizer.vocab_size,
-        T=args.T,
-        tokenizer=name,
-        chat_format=args.chat_format,
-        system=args.system,
-        pack=args.pack,
-        truncate=True,
-        skip_invalid=args.skip_invalid,
-    )
+    data = examples_of(settings_of(args, truncate=True), tokenizer.vocab_size, name)
     examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)
     parts = [[part] for e in examples for part in e.parts(args.T)]
     rows = [*data.rows("train"), *data.rows("val")] if args.pack else parts

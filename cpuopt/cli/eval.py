@@ -19,7 +19,7 @@ from .. import models
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import shared, show, start_numba
+from .common import settings_of, shared, show, start_numba
 
 if TYPE_CHECKING:
     from ..data.batches import Batches
@@ -66,9 +66,7 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     if args.model:
         models.parse(args.model)  # what is in the run refers to it
-    from itertools import islice
-
-    from ..building import Array, BuildOptions
+    from ..building import BuildOptions
     from ..check.gate import load_files
     from ..data.tokenizers import byte_lengths
     from ..engine import Engine
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..train.evaluate import CHOICES, multiple_choice, perplexity, read_examples
-    from ..train.job import named, require_correct
+    from ..train.job import require_correct
     from ..weights import copy_into, merge
 
     weights = merge(open_weights(args.init), args.adapter)
@@ -117,13 +115,8 @@ def run(args: argparse.Namespace) -> int:
         line = f"{result['right']} of {result['examples']} right: {result['accuracy']:.4f}"
     else:
         n = min(len(batches), args.limit or len(batches))
-
-        def pair(i: int) -> tuple[Array, Array]:
-            batch = named(batches.at(i))
-            return batch["tokens"], batch["targets"]
-
         with console.counting("batches", n) as tick:
-            result = perplexity(engine, islice((pair(i) for i in range(n)), n), tick, lengths)
+            result = perplexity(engine, (batches.at(i) for i in range(n)), tick, lengths)
         result |= {"of_tokens": batches.n_tokens, "data": batches.name}
         bits = result["bits_per_byte"]
         line = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, "
@@ -141,10 +134,11 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
     UserError
         For a text that is too short, or cannot be read.
     """
-    from ..data.chats import ChatBatches, load_chats
-    from ..data.corpus import files_of, held_out_beside, is_examples, load_corpus
+    from ..data.chats import ChatBatches
+    from ..data.corpus import held_out_beside, is_examples, load_corpus
     from ..data.datasets import DATASETS
     from ..data.tokenizers import TOKEN_FILE, own_tokenizer
+    from ..train.job import examples_of
 
     c = weights.config
     tokenizer = args.tokenizer or weights.tokenizer
@@ -152,18 +146,7 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
         tokenizer = own_tokenizer(tokenizer, weights.path, c.vocab_size)
     if is_examples(args.data):
         T = args.T or c.longest(weights.trained_length)
-        examples = load_chats(
-            files_of(args.data),
-            name=args.data,
-            vocab_size=c.vocab_size,
-            T=T,
-            tokenizer=tokenizer,
-            chat_format=args.chat_format,
-            system=args.system,
-            adapters=args.adapter,
-            truncate=args.truncate,
-            skip_invalid=args.skip_invalid,
-        )
+        examples = examples_of(settings_of(args, T=T), c.vocab_size, tokenizer, args.adapter)
         part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
         asked = examples.of(part)
         if not asked:

@@ -64,12 +64,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "chat.",
     )
     p.add_argument("--chat", action="store_true", help="Reply to --prompt, or to each line of the input in turn.")
-    p.add_argument("--system", default="", metavar="TEXT", help="Begin a chat with this system turn.")
-    p.add_argument(
-        "--chat-format",
-        metavar="NAME",
-        help="Use the form chatml or llama3 for a chat. Default: the model's chat template, else as the tokenizer has.",
-    )
+    settings.flags(p, "system", "chat_format")
     p.add_argument(
         "--temperature",
         type=float,

@@ -143,8 +143,8 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     if job:
         asked = replace(asked, steps=job.settings.steps)
     elif asked.epochs is not None:
-        _, config, weights = model_of(asked)
-        asked, _ = with_data(sized(asked, config), config, weights, None)
+        _, config, start = model_of(asked)
+        asked, _ = with_data(sized(asked, config), config, start)
     began += age() - since
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)

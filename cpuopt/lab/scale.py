@@ -259,7 +259,7 @@ def scaling(
         model=job.name,
         B=s.B,
         T=s.T,
-        variant=job.choice.variant,
+        variant=job.engine.options.choice.variant,
         steps=s.steps,
         threads=list(counts),
         projected=list(projected),

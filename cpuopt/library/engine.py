@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from math import inf
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..files import write_whole
 from ..files.reading import to_json
 from ..generate.decoder import Sampler, generate
-from ..generate.uncached import Uncached
+from ..generate.uncached import Uncached, text_program
 from ..kernels import registry
 from ..kernels.registry import Choice
 from ..kernels.toolkit import threads as numba_threads
@@ -34,21 +34,59 @@ from ..lab import ab
 from ..measure import rates
 from ..measure.comparison import analyses_up_to, summed
 from ..measure.quartile import ENOUGH_S, MOST
+from ..models.config import Config
 from ..models.own import rows_of
-from ..ops.declaration import Spec
+from ..ops.declaration import Shape, Spec
 from ..ops.dequantize import numbers
 from ..ops.storage import WIDE
 from ..profiler import profile
-from ..program.fuse import parse, usual
+from ..program.fuse import chosen as rewrites
 from ..program.optimizer import Choice as OptimizerChoice
 from ..program.precision import NARROW
 from ..program.program import Call
 from ..weights.tensors import TensorFile, file_parts, stored_as
 from ..wording import nearest
 from .results import ComparisonReport, ProfileReport, require_trained
-from .text import reader_of
 
 Array = building.Array
+NEEDED = "gradients=True"
+
+
+class ModuleConfig(Config):
+    """A module as a language model: its context is a row of the engine's inputs.
+
+    Parameters
+    ----------
+    inputs : shape and dtype of each input of the engine, the rows of the batch on the first axis.
+    """
+
+    model = "module"
+
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Spec]) -> None:
+        self._module = module
+        self._inputs = {
+            n: ((1, *shape[1:]) if len(shape) > 1 else shape, dtype) for n, (shape, dtype) in inputs.items()
+        }
+
+    @property
+    def title(self) -> str:
+        """The name of the module's class."""
+        return type(self._module).__name__
+
+    @cached_property
+    def block_size(self) -> int:
+        """The tokens of a row."""
+        shapes = (shape for shape, dtype in self._inputs.values() if dtype == "int32")
+        return max((shape[-1] for shape in shapes if shape), default=1)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The ids that the module takes."""
+        return text_program(self, self.block_size).program.inputs[0].below or 1
+
+    def sized(self, B: int, T: int) -> tuple[nn.Module, dict[str, tuple[Shape, str]]]:
+        """Return the module and its inputs, for one row."""
+        return self._module, dict(self._inputs)
 
 
 def chosen(variant: str | Choice, swap: Sequence[str]) -> Choice:
@@ -58,15 +96,6 @@ def chosen(variant: str | Choice, swap: Sequence[str]) -> Choice:
             raise UserError("swap: give the rules to the Choice, or a variant's name with swap")
         return variant
     return Choice(variant, swap)
-
-
-def rewrites(fuse: str | Sequence[str], choice: Choice, two_pass: bool) -> tuple[str, ...]:
-    """Return the names of the rewrites that `fuse` asks for."""
-    if fuse == "auto":
-        return usual(choice.variant, two_pass)
-    if not isinstance(fuse, str | Iterable):
-        raise UserError(f"fuse {fuse!r}: expected 'auto', 'all', 'none', or names of rewrites")
-    return parse(fuse) if isinstance(fuse, str) else tuple(fuse)
 
 
 def known(maker: Callable[..., Any], names: Iterable[str], also: Callable[..., Any]) -> None:
@@ -107,7 +136,7 @@ def build(
     """
     known(build, more, building.build)
     choice = chosen(variant, swap)
-    return building.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice, gradients), **more)
+    return building.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice.variant, NEEDED * gradients), **more)
 
 
 class Engine(core.Engine):
@@ -198,11 +227,9 @@ class Engine(core.Engine):
                 raise UserError(f"input {name!r} has shape {spec[0]}; expected whole numbers of 1 or more")
         if not isinstance(micro_batches, int | np.integer) or micro_batches < 1:
             raise UserError(f"micro_batches {micro_batches!r}: expected 1 or more")
-        self.choice, self.model = chosen(variant, swap), model
+        self.choice = chosen(variant, swap)
         together = micro_batches * getattr(more.get("comm"), "size", 1) > 1
-        names = rewrites(fuse, self.choice, gradients or together)
-        if gradients and "update" in names:
-            raise UserError("gradients=True: fuse has 'update', which keeps none; leave 'update' or fuse= out")
+        names = rewrites(fuse, self.choice.variant, NEEDED * gradients or f"micro_batches={micro_batches}" * together)
         built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, "freeze": freeze, **more}
         built["micro_batches"] = micro_batches
         self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)
@@ -303,7 +330,11 @@ class Engine(core.Engine):
         """
         sampler = Sampler(temperature, top_k, top_p, seed)
         if self._reader is None:
-            self._reader = reader_of(self.model, self._inputs, self.choice, self.threads, self.options.dtype)
+            how: dict[str, Any] = {"threads": self.threads, "dtype": self.options.dtype}
+            swaps = [*map(str, self.choice.swaps)]
+            self._reader = Uncached(
+                ModuleConfig(self.model, self._inputs), variant=self.choice.variant, swaps=swaps, **how
+            )
         for name, x in self.parameters().items():
             self._reader.parameters()[name][...] = numbers(x)
         self._reader.restart()
@@ -440,7 +471,6 @@ class Engine(core.Engine):
             partial(self.step, **{**self._last(), **given}),
             type(self.model).__name__,
             SimpleNamespace(steps=steps, B=B, T=T, micro_batches=self.micro_batches),
-            self.choice,
             [r.describe() for r in checked],
         )
 
@@ -471,7 +501,6 @@ class Repeating:
     take: Callable[[], core.Step]
     name: str
     settings: Any
-    choice: Choice
     checked: list[dict[str, Any]]
     done: int = field(default=0)
 

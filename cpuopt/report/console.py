@@ -221,7 +221,8 @@ class TrainingView:
     def __enter__(self) -> TrainingView:
         job, engine, s = self.job, self.job.engine, self.job.settings
         plan = engine.plan.describe()
-        swaps = "".join(f", {r}" for r in job.choice.swaps)
+        how = job.engine.options
+        swaps = "".join(f", {r}" for r in how.choice.swaps)
         size = parameters(job.config.n_params)
         dtype = "" if s.dtype == FLAGS["dtype"].default else f", {s.dtype}"
         dtype += f", {s.base} base" if s.base else ""
@@ -233,7 +234,7 @@ class TrainingView:
         self.say(job.corpus.description)
         if job.epoch_steps:
             self.say(f"{count(s.steps, 'step')}: {epochs(s.steps, job.epoch_steps)}")
-        self.say(f"kernels: {job.choice.variant}{swaps}; rewrites: {', '.join(job.rewrites) or 'none'}")
+        self.say(f"kernels: {how.choice.variant}{swaps}; rewrites: {', '.join(how.fuse) or 'none'}")
         for note in engine.notes:
             self.say(note)
         parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))

@@ -10,7 +10,7 @@ Source: llm.c, ``dev/data/data_common.py`` (``write_evalfile``) and ``llmc/datal
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import exp, fsum, log
 from pathlib import Path
@@ -20,9 +20,11 @@ import numpy as np
 
 from .. import ops
 from ..building import Array
+from ..data.given import Batch
 from ..engine import Engine, mean_of
 from ..errors import UserError
-from ..files.reading import LARGEST, open_file
+from ..files.reading import LARGEST, open_file, readable
+from .job import named
 
 MAGIC, VERSION, START = 20240522, 1, 65535
 HEADER_BYTES = 256 * 4
@@ -51,13 +53,10 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
     def wrong(what: str) -> UserError:
         return UserError(f"evaluation file {str(path)!r}: {what}; give one from llm.c's dev/data")
 
-    try:
-        with open_file(path) as file:
-            head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-            known = np.frombuffer(head[:8], "<i4").tolist() == [MAGIC, VERSION]
-            stream = np.fromfile(file, "<u2", LARGEST // 2 if known else 0)  # of another file nothing more is read
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    with readable(path), open_file(path) as file:
+        head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+        known = np.frombuffer(head[:8], "<i4").tolist() == [MAGIC, VERSION]
+        stream = np.fromfile(file, "<u2", LARGEST // 2 if known else 0)  # of another file nothing more is read
     if len(head) < HEADER_BYTES:
         raise wrong(f"has {size} bytes; expected a header of {HEADER_BYTES}")
     magic, version, count = (int(n) for n in np.frombuffer(head, "<i4", 3))
@@ -133,7 +132,7 @@ def multiple_choice(
 
 def perplexity(
     engine: Engine,
-    batches: Iterator[tuple[Array, Array]],
+    batches: Iterable[Batch | tuple[Array, Array]],
     tick: Callable[[], None] = lambda: None,
     lengths: Array | None = None,
 ) -> dict[str, Any]:
@@ -146,8 +145,8 @@ def perplexity(
     losses: list[float] = []
     counts: list[int] = []
     texts: list[int | None] = []
-    for tokens, targets in batches:
-        batch = {"tokens": tokens, "targets": targets}
+    for batch in map(named, batches):
+        targets = batch["targets"]
         losses.append(engine.forward(**batch))
         counts.append(engine.counted(batch))
         texts.append(text_bytes(targets[targets >= 0], lengths))

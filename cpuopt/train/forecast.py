@@ -34,7 +34,7 @@ from ..program.program import Call, Program
 from ..program.quantize import INT8, quantizable
 from ..program.recompute import ALL, blocks
 from . import checkpoint
-from .job import Job, build_only, fusions, model_of, named, smaller
+from .job import Job, build_only, fusions, model_of, named, sample_bytes, smaller
 from .record import nearest_folder
 from .settings import DTYPES, Settings
 
@@ -67,8 +67,8 @@ class Forecast:
 
     Attributes
     ----------
-    memory : the bytes of its arena by group, as of `ArenaPlan.describe`.
-    arena, available : the bytes of the arena, and those that this machine has for it.
+    memory : the bytes of its arena by group, as of `ArenaPlan.describe`, and of the copy that samples need.
+    arena, available : the bytes of both together, and those that this machine has for them.
     tokens : of a step.
     roof_ms : the least time of a step, at the machine's roofs; None if measured steps were faster.
     of_work : the FLOPs that the data ask for, which the roofs are for, in percent of the most that a step can have.
@@ -118,7 +118,14 @@ class Forecast:
 
 def room(settings: Settings) -> tuple[int, int]:
     """Return the bytes of a run's arena, and those that this machine has for it. Nothing is loaded or allocated."""
-    return build_only(settings).plan().describe()["arena"], available_bytes()
+    return memory_of(build_only(settings), settings)["arena"], available_bytes()
+
+
+def memory_of(built: Built, settings: Settings) -> dict[str, int]:
+    """Return the bytes of a run's arena by group, as of `ArenaPlan.describe`, with the copy that samples need."""
+    found = built.plan().describe()
+    copy = sample_bytes(settings, sum(prod(p.shape) for p in built.program.parameters))
+    return found | ({"samples": copy, "arena": found["arena"] + copy} if copy else {})
 
 
 Batches = Sequence[Mapping[str, Any]]
@@ -157,9 +164,9 @@ def forecast(settings: Settings, roofs: Roofs, available: int | None = None, bat
         For settings that cannot be met.
     """
     built = build_only(settings)
-    memory = built.plan().describe()
-    others = [(flags, build_only(other)) for flags, other in _others(settings, built.program)]
-    options = [Option(flags, b.plan().describe()["arena"], roof_ms(b, roofs, batches)) for flags, b in others]
+    memory = memory_of(built, settings)
+    others = [(flags, other, build_only(other)) for flags, other in _others(settings, built.program)]
+    options = [Option(flags, memory_of(b, other)["arena"], roof_ms(b, roofs, batches)) for flags, other, b in others]
     calls = built.program.step_calls
     return Forecast(
         memory,

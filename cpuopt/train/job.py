@@ -35,9 +35,8 @@ from ..nn.initial import initialize
 from ..ops import USUAL
 from ..ops.declaration import Spec
 from ..ops.dequantize import BLOCKS, numbers
-from ..ops.storage import WIDE
-from ..program.fuse import parse as parse_fusions
-from ..program.fuse import usual as usual_fusions
+from ..ops.storage import TYPES
+from ..program.fuse import chosen as rewrites
 from ..program.quantize import INT8
 from ..program.tree import divides
 from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into, require_own
@@ -54,6 +53,8 @@ from .settings import DTYPES, FLAGS, FREE, flag, stored
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
+Start = Weights | Checkpoint | None
+"""What a run starts from: weights in files, a checkpoint, or the seed."""
 UNCOUNTED = "no target counts"
 """What a step is refused for that has only ignored targets."""
 
@@ -188,20 +189,18 @@ class Job(TrainingSteps):
     name: str
     config: Config
     corpus: Corpus | Given | Chats
-    choice: registry.Choice
-    rewrites: Sequence[str]
     checked: list[dict[str, Any]]
     made_by: dict[str, dict[str, str]]
+    frozen: Mapping[str, str]
+    """The hashes of the parameters that steps leave as they are, by name."""
+    source: Read = field(repr=False)
+    """Loads a frozen parameter as float32 from its source (`--init` or the seed)."""
+    marks: Marks
+    """The ids that begin and end a text, as the initial weights name them."""
     changes: tuple[str, ...] = ()
     """The changes that the user accepted when the run was resumed."""
     notes: tuple[str, ...] = ()
     """The changes since the checkpoint that need no acceptance."""
-    frozen: Mapping[str, str] = field(default_factory=dict)
-    """The hashes of the parameters that steps leave as they are, by name."""
-    marks: Marks = NO_MARKS
-    """The ids that begin and end a text, as the initial weights name them."""
-    source: Read = field(default=lambda name: {}[name], repr=False)
-    """A function from a parameter that steps leave as it is to its numbers, in float32, where the run has it from."""
 
     @property
     def epoch_steps(self) -> float | None:
@@ -213,9 +212,7 @@ class Job(TrainingSteps):
     @property
     def planned_bytes(self) -> int:
         """The expected peak memory of the process: that of training, and the copy of the weights that samples read."""
-        wide = stored(self.settings.dtype) == WIDE
-        copy = self.config.n_params * (4 if wide else 2) if self.settings.sample_every else 0
-        return self.engine.predicted_peak_bytes + copy
+        return self.engine.predicted_peak_bytes + sample_bytes(self.settings, self.config.n_params)
 
     @property
     def adapter(self) -> Adapter | None:
@@ -247,22 +244,26 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     UserError
         Naming the settings that must not change.
     """
+
+    def wrong(what: str) -> UserError:
+        return UserError(f"--resume {str(checkpoint.run)!r}: {what}")
+
     try:
         there = vars(from_json(Settings, checkpoint.state["settings"], "settings"))
     except ValueError as e:
-        raise UserError(f"--resume {str(checkpoint.run)!r}: {e}, in its state.json; take another run") from e
+        raise wrong(f"{e}, in its state.json; take another run") from e
     moved = {"init"} if checkpoint.frozen and there["init"] else ()  # what is there is compared, not where it lies
     if checkpoint.state["settings"].get("local_steps"):
-        raise UserError(
-            f"--resume {str(checkpoint.run)!r}: the run has local steps, with which this version cannot go on; start a "
-            f"new run from its weights with --init {str(checkpoint.run)!r}"
+        raise wrong(
+            "the run has local steps, with which this version cannot go on; start a new run from its weights with "
+            f"--init {str(checkpoint.run)!r}"
         )
     other = {n: x for n, x in given.items() if n not in (*FREE, *moved) and x != there[n]}
     if isinstance(there["model"], str) and models.is_own(there["model"]):
         if "model" not in given:
-            raise UserError(
-                f"--resume {str(checkpoint.run)!r}: the run's model is in a file of code, which no checkpoint starts "
-                f"by itself; if you trust the file, name it: --model {there['model']}"
+            raise wrong(
+                "the run's model is in a file of code, which no checkpoint starts by itself; if you trust the file, "
+                f"name it: --model {there['model']}"
             )
         if models.is_own(other.get("model", "")) and str(models.parse(other["model"])) == checkpoint.state["model"]:
             del other["model"]  # the same, from another folder; what is in the file is compared
@@ -271,52 +272,41 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
         if "model" in other and there["init"]:
             had["model"] = f"the model of --init {there['init']!r}"
         flags = ", ".join(f"{had[n]}, not {x!r}" for n, x in other.items())
-        raise UserError(f"--resume {str(checkpoint.run)!r}: the run has {flags}; leave that out, or start a new run")
+        raise wrong(f"the run has {flags}; leave that out, or start a new run")
     if there["kernels"] and "kernels" not in given:
         flags = " ".join(f"--kernels {file!r}" for file in there["kernels"])
-        raise UserError(
-            f"--resume {str(checkpoint.run)!r}: the run has kernels of its own, which are code that no checkpoint "
-            f"starts by itself; if you trust these files, name them: {flags}"
+        raise wrong(
+            "the run has kernels of its own, which are code that no checkpoint starts by itself; if you trust these "
+            f"files, name them: {flags}"
         )
-    settings = Settings(**there | dict(given))
-    done = checkpoint.state["step"]
-    if (
-        done >= settings.steps
-        and not given.keys() & {"save", "epochs"}
-        and settings.save
-        and os.path.lexists(settings.save)
-    ):
-        raise UserError(
-            f"--resume {str(checkpoint.run)!r}: the run is complete after {count(done, 'step')}, and its --save "
-            f"{settings.save!r} is there; to go on, give more steps with --steps N, and another --save PATH"
+    settings, done = Settings(**there | dict(given)), checkpoint.state["step"]
+    complete = done >= settings.steps and not given.keys() & {"save", "epochs"}
+    if complete and settings.save and os.path.lexists(settings.save):
+        raise wrong(
+            f"the run is complete after {count(done, 'step')}, and its --save {settings.save!r} is there; to go on, "
+            "give more steps with --steps N, and another --save PATH"
         )
     return settings
 
 
-def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str, Config, Weights | None]:
-    """Find the model's config, and its weights if they are given; check that the sequence fits its context."""
+def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str, Config, Start]:
+    """Find the model's name and config, and what it starts from; check that the sequence fits its context."""
     settings.check()
-    weights = open_weights(Path(settings.init)) if settings.init is not None and resume is None else None
-    if resume is not None:
-        config = resume.config
-        if settings.model is not None and models.is_own(settings.model):
-            config = models.parse(settings.model)
-    elif weights is None:
-        config = models.parse(models.DEFAULT if settings.model is None else settings.model)
-    else:
-        config = weights.config
-        asked = models.parse(settings.model) if settings.model is not None else config
-        sizes = {"model": asked.model} | asdict(asked)
-        of_weights = {"model": config.model} | asdict(config)
-        if settings.model is not None and models.is_own(settings.model):
-            config = asked  # its file may have changed since, as long as the weights fit
-            of_weights.pop("digest", None)
-        for size, there in of_weights.items():
-            if (wanted := sizes[size]) != there:
+    start: Start = resume
+    if resume is None and settings.init is not None:
+        start = open_weights(Path(settings.init))
+    own = settings.model is not None and models.is_own(settings.model)
+    config = start.config if start else models.parse(models.DEFAULT if settings.model is None else settings.model)
+    if settings.model is not None and (isinstance(start, Weights) or (start and own)):
+        asked = models.parse(settings.model)
+        sizes, there = ({"model": c.model} | asdict(c) for c in (asked, config))
+        for size, n in there.items() if isinstance(start, Weights) else ():
+            if sizes[size] != n and not (own and size == "digest"):
                 raise UserError(
-                    f"--model {settings.model} has {size} {wanted}, and --init {settings.init} has {there}; "
+                    f"--model {settings.model} has {size} {sizes[size]}, and --init {settings.init} has {n}; "
                     "leave --model out, since the weights fix the sizes"
                 )
+        config = asked if own else config  # its file may have changed since, as long as the weights fit
     name = resume.state["model"] if resume else models.name_of(config)
     if settings.save is not None:
         check_target(Path(settings.save), config)
@@ -325,14 +315,7 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
             f"-T {settings.T}: {name} has a context of {config.block_size} tokens; "
             f"take -T {config.block_size} or less, or a model with a longer context"
         )
-    return name, config, weights
-
-
-def tokenizer_of(settings: Settings, weights: Weights | None, resume: Checkpoint | None) -> str | None:
-    """Return the tokenizer of a job by name or file: a resumed run's own, the one asked for, that of the weights."""
-    if resume is not None:
-        return resume.tokenizer
-    return settings.tokenizer or (weights.tokenizer if weights else None)
+    return name, config, start
 
 
 def prepare(
@@ -343,7 +326,7 @@ def prepare(
     comm: Comm = SERIAL,
     agreed: Callable[[Mapping[str, Any], Mapping[str, str]], None] = lambda facts, kernels: None,
 ) -> Job:
-    """Turn settings into a job, ready to step. Nothing is written.
+    """Turn settings into a job, ready to step: model, plan, data, engine, weights, run. Nothing is written.
 
     Parameters
     ----------
@@ -358,51 +341,44 @@ def prepare(
         For settings that cannot be met.
     """
     require_shares(settings, comm.size)
-    name, config, weights = model_of(settings, resume)
+    name, config, start = model_of(settings, resume)
     settings = sized(settings, config)
     fusions(settings)  # refused before anything is loaded
-    files = (*settings.kernels, *config.files)
-    with judging(files, numba_threads.set_threads(settings.threads)) as child:
+    judged, said = list[Result](), list[str]()
+    with judging((*settings.kernels, *config.files), numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
-        settings, corpus = with_data(settings, config, weights, resume)
+        settings, corpus = with_data(settings, config, start)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
-        judged, said = list[Result](), list[str]()
 
         def ready(built: Built, threads: int) -> None:
+            kernels = dict.fromkeys(built.own_kernels.values())
             if comm.size > 1 and settings.reduce == "exact":
-                require_same_bits(built.own_kernels.values())
+                require_same_bits(kernels)
             calls = [(k, Case.of(call)) for call, k in built.own_kernels.items()]
             judged.extend(require_right(built.own_kernels.values(), calls, threads=threads, child=child))
-            said.extend(gate.notes(judged))
+            said.extend(gate.notes(judged))  # with the peak, before it is forgotten
             if any(r.seconds for r in judged):
                 forget_peak()  # not in the gate: a judgement in the midst of a run would hide what it held before
-            used = dict.fromkeys(built.own_kernels.values())
-            digests = {f"the source of {k.name}": cache.digest(k.function) for k in used}
+            digests = {f"the source of {k.name}": cache.digest(k.function) for k in kernels}
             agreed({"text of --data with the fingerprint": corpus.fingerprint}, digests)
 
-        how = how_of(settings, config, comm)
-        engine = Engine(
-            *sized_model(settings, config),
-            how,
-            seed=settings.seed if weights is None and resume is None else None,
-            progress=progress,
-            hint=lambda there: smaller(settings, config, there),
-            ready=ready,
-        )
+        def hint(there: int) -> str:
+            return smaller(settings, config, there)
+
+        module, inputs = sized_model(settings, config)
+        how, seed = how_of(settings, config, comm), settings.seed if start is None else None
+        reserved = sample_bytes(settings, config.n_params)
+        engine = Engine(module, inputs, how, seed=seed, progress=progress, hint=hint, ready=ready, reserved=reserved)
     engine.dropout_seed = settings.seed
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *said]
-    if weights is not None and weights.dtype == "q8_0" and settings.base == INT8:
-        engine.notes.append(f"--base {INT8} rounds the blocks of --init again; --base q8_0 keeps their numbers")
-    source = filled(engine, settings, config, weights, resume)
-    checked = [r.describe() for r in judged]
+    source = filled(engine, config, start, settings.init, settings.seed)
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels, config.files)
-    job = Job(settings, engine, batches, name, config, corpus, how.choice, how.fuse, checked, origin)
-    job.frozen, job.source = digests(engine), source
-    if (known := weights or resume) is not None:
-        job.marks = known.marks
+    checked = [r.describe() for r in judged]
+    marks = start.marks if start else NO_MARKS
+    job = Job(settings, engine, batches, name, config, corpus, checked, origin, digests(engine), source, marks)
     if resume is not None:
         job.changes, job.notes = since(resume, job, accept_changes)
         load(resume, engine)
@@ -412,9 +388,7 @@ def prepare(
     return job
 
 
-def with_data(
-    settings: Settings, config: Config, weights: Weights | None, resume: Checkpoint | None
-) -> tuple[Settings, Corpus | Given | Chats]:
+def with_data(settings: Settings, config: Config, start: Start) -> tuple[Settings, Corpus | Given | Chats]:
     """Return a job's settings, with the steps that their epochs are, and its data.
 
     Raises
@@ -426,9 +400,11 @@ def with_data(
         if settings.epochs is not None:
             raise UserError(f"--epochs {settings.epochs}: the model brings its inputs, which have no end; take --steps")
         return settings, given
-    tokenizer = tokenizer_of(settings, weights, resume)
-    if weights is not None and not settings.data.endswith(TOKEN_FILE):
-        tokenizer = own_tokenizer(tokenizer, weights.path, config.vocab_size)
+    tokenizer = start.tokenizer if start else None
+    if not isinstance(start, Checkpoint):
+        tokenizer = settings.tokenizer or tokenizer
+    if isinstance(start, Weights) and not settings.data.endswith(TOKEN_FILE):
+        tokenizer = own_tokenizer(tokenizer, start.path, config.vocab_size)
     corpus = data_of(settings, config.vocab_size, tokenizer)
     return settings.of_epochs(len(corpus.batches("train", settings.B, settings.T))), corpus
 
@@ -436,35 +412,43 @@ def with_data(
 def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Chats:
     """Load the examples or the text of a job."""
     if is_examples(s.data):
-        return load_chats(
-            files_of(s.data),
-            name=s.data,
-            vocab_size=vocab_size,
-            T=s.T,
-            tokenizer=tokenizer,
-            chat_format=s.chat_format,
-            system=s.system,
-            pack=s.pack,
-            truncate=s.truncate,
-            skip_invalid=s.skip_invalid,
-        )
+        return examples_of(s, vocab_size, tokenizer)
     return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)
 
 
-def filled(
-    engine: Engine, settings: Settings, config: Config, weights: Weights | None, resume: Checkpoint | None
-) -> Read:
+def examples_of(s: Settings, vocab_size: int, tokenizer: str | None, adapters: Sequence[Path] = ()) -> Chats:
+    """Load the examples of a job; `adapters` are directories of adapters, which may have a chat template."""
+    return load_chats(
+        files_of(s.data),
+        name=s.data,
+        vocab_size=vocab_size,
+        T=s.T,
+        tokenizer=tokenizer,
+        chat_format=s.chat_format,
+        system=s.system,
+        adapters=adapters,
+        pack=s.pack,
+        truncate=s.truncate,
+        skip_invalid=s.skip_invalid,
+    )
+
+
+def filled(engine: Engine, config: Config, start: Start, init: str | None, seed: int) -> Read:
     """Fill in the weights that no checkpoint has; return where those that steps leave alone come from."""
-    source = drawn(config, settings.seed) if weights is None else weights.read
-    if weights is not None:
+    if isinstance(start, Weights):
         parameters = engine.parameters()
         added = {name: parameters.pop(name) for layer in nn.adapted_layers(parameters) for name in nn.adapter_of(layer)}
-        copy_into(parameters, weights)
-        initialize(sized_model(settings, config)[0], added, settings.seed)
-    if resume is not None and (frozen := [p for p in engine.program.parameters if not p.trained]):
-        source = resume.initial(config, vars(settings))
-        for p in frozen:
-            engine.array(p)[...] = source(p.name)
+        copy_into(parameters, start)
+        initialize(engine.model, added, seed)
+        if start.dtype == "q8_0" and engine.options.base == INT8:
+            engine.notes.append(f"--base {INT8} rounds the blocks of --init again; --base q8_0 keeps their numbers")
+        return start.read
+    frozen = [p for p in engine.program.parameters if not p.trained]
+    if start is None or not frozen:
+        return drawn(config, seed)
+    source = start.initial(config, {"init": init, "seed": seed})
+    for p in frozen:
+        engine.array(p)[...] = source(p.name)
     return source
 
 
@@ -550,20 +534,8 @@ def require_correct(engine: Engine, files: Sequence[str]) -> list[dict[str, Any]
 
 
 def fusions(settings: Settings) -> tuple[str, ...]:
-    """Choose the rewrites: those named, or by default all for ``optimized`` and ``auto``, none for other variants.
-
-    Clipping, accumulation and a guard that skips need the whole gradient before the first update, so ``update`` then
-    stays off by default.
-    """
-    if settings.fuse != "auto":
-        names = parse_fusions(settings.fuse)
-        if settings.two_pass and "update" in names:
-            raise UserError(
-                f"{settings.two_pass} with --fuse {settings.fuse}: 'update' applies updates in the backward, before "
-                "the norm is known; fuse without 'update'"
-            )
-        return names
-    return usual_fusions(settings.variant, bool(settings.two_pass))
+    """Return the rewrites of a job; ``update`` is not among them if a setting needs all gradients before."""
+    return rewrites(settings.fuse, settings.variant, settings.two_pass)
 
 
 def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
@@ -625,16 +597,15 @@ def sized_model(settings: Settings, config: Config) -> tuple[nn.Module, dict[str
     return module, specs
 
 
-def choice_of(settings: Settings) -> registry.Choice:
-    """Return the rules of a job, with those of its plan."""
-    plan = settings.plan or () if settings.variant == registry.AUTO else ()
-    return registry.Choice(settings.variant, settings.swap, plan)
+def sample_bytes(settings: Settings, parameters: int) -> int:
+    """Return the bytes of the copy of the weights that samples are generated with."""
+    return parameters * TYPES[stored(settings.dtype)].bytes if settings.sample_every else 0
 
 
 def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOptions:
     """Return how a job's model becomes calls, on one rank."""
     return BuildOptions(
-        choice=choice_of(settings),
+        choice=registry.Choice(settings.variant, settings.swap, settings.plan or ()),
         fuse=fusions(settings),
         recompute=settings.recompute if settings.recompute == "all" else int(settings.recompute),
         micro_batches=settings.micro_batches // comm.size,
@@ -675,7 +646,8 @@ def smaller(settings: Settings, config: Config, there: int) -> str:
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
         less = replace(settings, B=B, T=T)
-        if build(*sized_model(less, config), how_of(less, config)).plan().total_bytes <= there:
+        needed = build(*sized_model(less, config), how_of(less, config)).plan().total_bytes
+        if needed + sample_bytes(less, config.n_params) <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
 

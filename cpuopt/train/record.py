@@ -24,7 +24,7 @@ from typing import Any
 from .. import machine
 from ..errors import UserError
 from ..files import write_whole
-from ..files.reading import open_file, read_json, to_json
+from ..files.reading import open_file, read_json, readable, to_json
 from . import tensorboard
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -219,26 +219,31 @@ class Run:
         run = cls.__new__(cls)
         run._open(path)
         run.id = origin_of(path).id
-        try:
+        with readable(path, "the run "):
             lines = _whole_lines(path / "metrics.jsonl")
             metrics = [m for m in map(_json, lines) if m is not None and m["step"] <= step]
             logged = [x for x in _whole_lines(path / "main.log") if (at := LOGGED.match(x)) and int(at[1]) <= step]
-            write_whole(path / "metrics.jsonl", [f"{json.dumps(m)}\n".encode() for m in metrics])
-            write_whole(path / "main.log", [f"{line}\n".encode() for line in logged])
-        except OSError as e:
-            raise UserError(f"cannot read the run {str(path)!r}: {e.strerror or e}") from e
+        write_whole(path / "metrics.jsonl", [f"{json.dumps(m)}\n".encode() for m in metrics])
+        write_whole(path / "main.log", [f"{line}\n".encode() for line in logged])
         return run, metrics
+
+    @classmethod
+    def followed(cls) -> Run:
+        """Return a run that another process writes; this one writes nothing."""
+        run = cls.__new__(cls)
+        run._begin(Path())
+        return run
+
+    def _begin(self, path: Path) -> None:
+        self.path, self.trouble, self.id, self._events = path, "", None, ""
+        self._pending = {"metrics.jsonl": b"", "main.log": b""}
+        self._lock: int | None = None
 
     def _open(self, path: Path) -> None:
         """Lock a folder: no other process may write to it until this one ends."""
-        self.path = path
-        self.trouble = ""
-        self._pending = {"metrics.jsonl": b"", "main.log": b""}
-        self._events = ""
-        try:
+        self._begin(path)
+        with readable(path, "the run "):
             self._lock = os.open(path, os.O_RDONLY)
-        except OSError as e:
-            raise UserError(f"cannot read the run {str(path)!r}: {e.strerror}") from e
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -247,7 +252,8 @@ class Run:
 
     def write(self, name: str, content: Any) -> None:
         """Write one JSON file of the run, whole or not at all; `UserError` if it cannot be written."""
-        write_json(self.path / name, content, indent=2)
+        if self._lock is not None:
+            write_json(self.path / name, content, indent=2)
 
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
         """Write TensorBoard events from now on, in a file that begins with the events before a resume.
@@ -283,6 +289,8 @@ class Run:
 
     def _append(self, name: str, more: bytes) -> None:
         """Add to a file. Text that the disk refuses now is written with the next piece; `trouble` holds the reason."""
+        if self._lock is None:
+            return
         self._pending[name] += more
         try:
             with open(self.path / name, "ab", buffering=0) as file:
@@ -296,27 +304,5 @@ class Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._lock)
-
-
-class Follower(Run):
-    """A run that another process writes; this one writes nothing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.trouble, self._events, self.id = path, "", "", None
-        self._pending = {}
-
-    def write(self, name: str, content: Any) -> None:
-        """Do nothing."""
-
-    def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
-        """Do nothing."""
-
-    def step_done(self, metrics: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def validation(self, step: int, loss: float) -> None:
-        """Do nothing."""
-
-    def __exit__(self, *error: object) -> None:
-        pass
+        if self._lock is not None:
+            os.close(self._lock)

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from .. import models
-from ..errors import UserError
+from ..errors import UserError, optional
 from ..files.reading import from_json, parse_json, read_file
 from ..program.tree import MOST_MICRO_BATCHES
 from ..wording import guess, nearest
@@ -93,11 +93,11 @@ class Settings:
     )
     chat_format: str | None = setting(
         None,
-        "Write the chats of examples in the form chatml or llama3 of instruction models.",
+        "Write chats in the form chatml or llama3 of instruction models.",
         metavar="NAME",
         shown="the model's chat template, else as the tokenizer has",
     )
-    system: str = setting("", "Begin the chats of examples that have no system turn with this one.", metavar="TEXT")
+    system: str = setting("", "Begin chats that have no system turn with this one.", metavar="TEXT")
     pack: bool = setting(
         False, "Put as many examples into a row as fit; each attends to itself alone, from position 0 on."
     )
@@ -329,7 +329,6 @@ class Settings:
         from ..data.corpus import is_examples
         from ..data.forms import require_format
         from ..weights import check_target
-        from . import tensorboard
         from .record import check_name
 
         for f in FLAGS.values():
@@ -371,7 +370,7 @@ class Settings:
                 raise UserError(f"{flag(name)}: expected with --val-every N, without which nothing is validated")
         check_name(self.run)
         if self.tensorboard:
-            tensorboard.require()
+            optional("tensorboardX", "--tensorboard", "tensorboard")
         if self.save is not None:
             try:
                 check_target(Path(self.save))

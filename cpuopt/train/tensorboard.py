@@ -10,11 +10,8 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from math import nan
 from typing import Any
-
-from ..errors import UserError
 
 TAGS = {
     "loss": "loss/train",
@@ -27,21 +24,6 @@ TAGS = {
 VALIDATION = "loss/validation"
 FILES = "events.out.tfevents.*"
 """The beginning of an event file's name, by which TensorBoard finds it; each folder of ``runs/`` is a run to it."""
-
-
-def require() -> None:
-    """Refuse ``--tensorboard`` where its library is missing.
-
-    Raises
-    ------
-    UserError
-        Naming the extra.
-    """
-    if find_spec("tensorboardX") is None:
-        raise UserError(
-            "--tensorboard needs tensorboardX, which is not installed; pip install 'cpuopt[tensorboard]' "
-            "(in a clone: pip install -e '.[tensorboard]')"
-        )
 
 
 def new_name() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -38,7 +38,7 @@ from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
 from .guard import NOTHING_FOUND, find_first
 from .job import UNCOUNTED, Job, Taken, named
-from .record import Follower, Run
+from .record import Run
 from .samples import Samples
 
 COMPARE_EVERY = 100
@@ -425,7 +425,8 @@ class Trainer:
 
     def take_step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; return its metrics."""
-        taken = self.job.take_step(lambda: both(self.watch(), profiler.time_step()), self.clock)
+        with self.watch():
+            taken = self.job.take_step(profiler.time_step, self.clock)
         metrics: dict[str, Any] = {
             "step": taken.number,
             "loss": taken.loss,
@@ -465,13 +466,6 @@ class Trainer:
         return found[0] if self.comm.size == 1 or not where else where[0]
 
 
-@contextmanager
-def both(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
-    """Enter two contexts."""
-    with first, second:
-        yield
-
-
 def train(
     job: Job,
     root: Path,
@@ -500,7 +494,7 @@ def train(
     s, engine, comm = job.settings, job.engine, job.engine.comm
     trainer = Trainer(job, listener, clock, watch)
     with stop_flag(last) as stopped, ExitStack() as stack:
-        run: Run = Follower(Path())
+        run = Run.followed()
         with Agreement(comm):
             if not comm.rank:
                 run = stack.enter_context(opened(trainer, root, resume))
@@ -516,13 +510,8 @@ def train(
             trainer.finish(run)
         trainer.conclude()
         profiler.remove()
-        profile = (
-            profiler.profile(
-                model=job.name, B=s.B * s.micro_batches, T=s.T, choice=job.choice, checked=job.checked, roofs=roofs
-            )
-            if profiler.steps
-            else None
-        )
+        how: dict[str, Any] = {"model": job.name, "choice": engine.options.choice, "checked": job.checked}
+        profile = profiler.profile(B=s.B * s.micro_batches, T=s.T, roofs=roofs, **how) if profiler.steps else None
         summary = _summary(trainer, bool(stopped_by))
         if profile:  # of calls, which more disturbed steps move less than a quartile of whole steps
             summary["step_ms_quiet"] = profile.quiet_ms

@@ -14,7 +14,7 @@ that it fuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ...errors import UserError
 from ...kernels import registry
@@ -108,6 +108,32 @@ def usual(variant: str, two_pass: bool) -> tuple[str, ...]:
     """
     names = FUSIONS if variant in (registry.DEFAULT, registry.AUTO) else ()
     return tuple(name for name in names if not (two_pass and name == "update"))
+
+
+def chosen(fuse: str | Iterable[str], variant: str, two_pass: str = "") -> tuple[str, ...]:
+    """Return the names of the rewrites that ``--fuse``, or the keyword `fuse`, asks for.
+
+    Parameters
+    ----------
+    fuse : ``"auto"``, the usual ones of the variant; ``"all"``, ``"none"``, or names.
+    two_pass : what needs all gradients before the first update, such as a flag, so that ``update`` stays off.
+
+    Raises
+    ------
+    UserError
+        For ``update`` among the names if it must stay off, and for what is none of these.
+    """
+    if fuse == "auto":
+        return usual(variant, bool(two_pass))
+    if not isinstance(fuse, Iterable):
+        raise UserError(f"fuse {fuse!r}: expected 'auto', 'all', 'none', or names of rewrites")
+    names = parse(fuse) if isinstance(fuse, str) else tuple(fuse)
+    if two_pass and "update" in names:
+        raise UserError(
+            f"{two_pass} with --fuse {','.join(names) if names != tuple(FUSIONS) else 'all'}: 'update' applies updates "
+            "in the backward, before the norm is known; fuse without 'update'"
+        )
+    return names
 
 
 def parse(text: str) -> tuple[str, ...]:
