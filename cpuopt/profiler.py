@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from inspect import signature
@@ -24,11 +24,14 @@ from .machine import Others, commits_of, describe, forget_peak, origin, peak_rss
 from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
 from .measure.quartile import LEAST, lower_quartile
 from .measure.roofline import BF16, FMA, Roofs, fits
+from .wording import nearest
 
 if TYPE_CHECKING:
     from .building import Bound
     from .engine import Engine
+    from .kernels.compile.sampling import ThreadSampler
     from .kernels.registry import Choice
+    from .measure.lines import OpLines
 
 
 class Profiler:
@@ -40,6 +43,11 @@ class Profiler:
     clock : in ns.
     keep : the number of steps to remember; of a longer run, the newest.
     regions : what ``toolkit.regions.watch`` returned before the kernels were loaded, to learn how even the threads are.
+    sampler : samples the threads, which then learns which call runs.
+
+    Attributes
+    ----------
+    sampled : the calls by the number that a sample has.
     """
 
     def __init__(
@@ -48,8 +56,11 @@ class Profiler:
         clock: Callable[[], int] = time.perf_counter_ns,
         keep: int = 1000,
         regions: Array | None = None,
+        sampler: ThreadSampler | None = None,
     ) -> None:
-        self.engine, self.clock, self.regions = engine, clock, regions
+        self.engine, self.clock, self.regions, self.sampler = engine, clock, regions, sampler
+        self.sampled: list[Bound] = []
+        self._numbers: dict[int, int] = {}
         self.steps: deque[StepTimes] = deque(maxlen=keep)
         self._count = 0
         self._runs: list[tuple[Sequence[Bound], Array]] | None = None
@@ -80,12 +91,29 @@ class Profiler:
             reading(totals())
             mark(clock())
 
-        tick()
-        run_calls(calls, tick)
+        marked = self._marked(tick, calls)
+        marked()
+        run_calls(calls, marked)
         if self.regions is not None:
             self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))
         self._runs.append((calls, np.array(marks, dtype=np.int64)))
         self._work.append(asked(calls))
+
+    def _marked(self, tick: Callable[[], None], calls: Sequence[Bound]) -> Callable[[], None]:
+        """Let a reading of the clock mark the call that comes next, for the sampler."""
+        if self.sampler is None:
+            return tick
+        for bound in calls:
+            if id(bound) not in self._numbers:
+                self._numbers[id(bound)] = len(self.sampled)
+                self.sampled.append(bound)
+        mark, numbers = self.sampler.mark, iter([*(self._numbers[id(b)] for b in calls), -1])
+
+        def marked() -> None:
+            tick()
+            mark[0] = next(numbers)
+
+        return marked
 
     @contextmanager
     def time_step(self) -> Iterator[None]:
@@ -99,6 +127,8 @@ class Profiler:
             self._count += 1
         finally:
             self._runs = None
+            if self.sampler:
+                self.sampler.mark[0] = -1
 
     def profile(
         self,
@@ -111,6 +141,7 @@ class Profiler:
         checked: Sequence[dict[str, Any]] = (),
         roofs: Roofs | None = None,
         doubts: Sequence[str] = (),
+        lines: Sequence[OpLines] = (),
     ) -> Profile:
         """Compute a profile from the steps so far.
 
@@ -120,6 +151,7 @@ class Profiler:
         checked : the results of the checks of this run.
         roofs : the machine's roofs on the engine's threads; what a call passes is raised.
         doubts : warnings about the figures.
+        lines : see `Profile`.
 
         Raises
         ------
@@ -175,6 +207,7 @@ class Profiler:
             hashes=hashes(self.engine),
             commits=commits_of({k.name: k.file for k in self.engine.kernels}),
             codes=codes(self.engine),
+            lines=list(lines),
         )
 
     def overhead_ms(self, rounds: int = 21) -> float:
@@ -242,6 +275,7 @@ def profile(
     roofs: Roofs | None = None,
     regions: Array | None = None,
     enough_s: float = float("inf"),
+    lines: str | None = None,
 ) -> Profile:
     """Train for a job's steps and some before them, and profile the last, as ``cpuopt profile`` does.
 
@@ -252,26 +286,42 @@ def profile(
     roofs : the machine's roofs, from `measure.rates.roofs`; measured again at the end, to notice a slower machine.
     regions : see `Profiler`.
     enough_s : the time after which `LEAST` steps or more are enough. Ranks must all take as many steps.
+    lines : an op, a glob or a family such as ``matmul``, whose lines are sampled; ``*``: all ops with a share.
     """
-    from .measure import rates  # numba is imported late
+    from .kernels.compile.sampling import ThreadSampler  # numba is imported late
+    from .kernels.registry import op_matches
+    from .measure import rates
+    from .measure.lines import by_line
 
+    there = {b.call.op.name for b in job.engine.calls}
+    if lines is not None and not any(op_matches(op, lines) for op in there):
+        raise UserError(f"lines of {lines!r}: the step has no such op; {nearest(lines, there)}")
     forget_peak()  # measuring roofs takes more memory than a small model
     s, others = job.settings, Others()
-    profiler = Profiler(job.engine, regions=regions)
-    taken = 0
-    try:
-        for i in range(warmup + s.steps):
-            job.take_step(profiler.time_step)
-            tick()
-            if i >= warmup:
-                taken += profiler.steps[-1].end - profiler.steps[-1].start
-            if i + 1 - warmup >= LEAST and taken >= enough_s * 1e9:
-                break
-    finally:
-        profiler.remove()
+    taken, samples = 0, list[Array]()
+    sampling: AbstractContextManager[ThreadSampler | None] = nullcontext() if lines is None else ThreadSampler()
+    with sampling as sampler:
+        profiler = Profiler(job.engine, regions=regions, sampler=sampler)
+        try:
+            for i in range(warmup + s.steps):
+                job.take_step(profiler.time_step)
+                tick()
+                if sampler:
+                    samples += [sampler.take()] if i >= warmup else []
+                    sampler.follow()
+                if i >= warmup:
+                    taken += profiler.steps[-1].end - profiler.steps[-1].start
+                if i + 1 - warmup >= LEAST and taken >= enough_s * 1e9:
+                    break
+        finally:
+            profiler.remove()
     doubts = [*(others.warnings() if job.engine.comm.size == 1 else ()), *(rates.lower_now(roofs) if roofs else ())]
     how: dict[str, Any] = {"model": job.name, "B": s.B * s.micro_batches, "T": s.T, "choice": job.engine.options.choice}
-    return profiler.profile(**how, warmup=warmup, checked=job.checked, doubts=doubts, roofs=roofs)
+    how |= {"warmup": warmup, "checked": job.checked, "doubts": doubts, "roofs": roofs}
+    if lines is not None:
+        wanted = None if lines == "*" else lambda op: op_matches(op, lines)
+        how["lines"] = by_line(np.concatenate(samples), profiler.sampled, job.engine.kernels, wanted)
+    return profiler.profile(**how)
 
 
 def hashes(engine: Engine) -> dict[str, str]:

@@ -24,6 +24,7 @@ from cpuopt.lab.asm import Loop
 from cpuopt.lab.inspect import Inspection, Remark
 from cpuopt.lab.scale import InTurn, Scaling
 from cpuopt.measure import scaling
+from cpuopt.measure.lines import OpLines, Sampled
 from cpuopt.measure.profile import UNACCOUNTED, Profile
 from cpuopt.measure.scaling import REASONS
 from cpuopt.report import (
@@ -34,6 +35,7 @@ from cpuopt.report import (
     inspect,
     judge,
     lab,
+    lines,
     machine,
     records,
     scale,
@@ -76,6 +78,19 @@ def profile():
     roofs = {"threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [], "levels": level}
     p["roofs"] = {**roofs, "gbs": {"L1": {"read": 300.0}, "memory": {"read": 10.0}}}
     return from_json(Profile, p)
+
+
+def sampled(threads):
+    figures = {"samples": 1234567, "share": 88.8, "low": 88.7, "high": 88.9, "threads": [1234567] * threads}
+    place = "/work/cpuopt/kernels/optimized/_attention_operands.py"
+    text = "total = total + select_some(min(remaining, LANES), exponential(row - largest), spread(ZERO))"
+    where = {"file": place, "line": 1234, "function": "fast_exponential_of_rows", "text": text}
+    row = Sampled(**where, chain=[f"{place}:1{n} gradient_of_keys_and_values" for n in range(3)], **figures)
+    other = Sampled(function="gradient_of_keys_and_values (lines unknown)", **figures)
+    kernels = [f"{OP}[{v}]" for v in ("optimized", "generated")]
+    more = {"codes": ["0123456789ab"] * 2, "samples": 12345678, "share": 99.9}
+    more |= {"functions": [row, other], "rows": [row, other], "threads": [1234567] * threads, "rest": 123}
+    return OpLines(op=OP, kernels=kernels, **more)
 
 
 def compared(verdict, **more):
@@ -232,6 +247,7 @@ KERNELS = [
     for op, v in product((OP, "adamw"), ("vanilla", "optimized", "generated", "blas"))
 ]
 SCREENS = {
+    "profile --lines": lambda: [*lines.tables([sampled(2), sampled(192)])],
     "profile": lambda: tables.profile_tables(profile()),
     "scale --detail": scaled,
     "profile --detail": lambda: tables.profile_tables(profile(), detail=True),

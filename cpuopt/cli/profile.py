@@ -7,6 +7,7 @@ Examples::
 
     cpuopt profile --model gpt2-tiny --html report.html
     cpuopt profile --swap 'gelu_forward@h.0.*=vanilla' --detail
+    cpuopt profile --lines matmul_update
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from math import inf
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..machine import beside_others
+from ..measure.lines import LINES_S, MOST_STEPS, SMALL
 from ..measure.quartile import ENOUGH_S, LEAST, MOST
 from ..train import settings
 from . import common, ranks
@@ -39,6 +41,14 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--warmup", type=int, default=1, help="Run this many steps first, which are not counted. Default: %(default)s."
     )
     p.add_argument("--detail", action="store_true", help="Print a row for every op of every layer.")
+    p.add_argument(
+        "--lines",
+        nargs="?",
+        const="*",
+        metavar="OP",
+        help="Sample the threads, and show which lines of source take the time of this op, or of a family such as "
+        f"matmul. Without OP: of every op with {SMALL:g} %% or more. Steps then take {LINES_S:g} s by default.",
+    )
     shared(p, "--runs", "--json", "--html", "--trace")
 
 
@@ -52,6 +62,7 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
     comm = rank.comm
     args.threads = args.threads or (rank.place.threads if rank.place else None)
     start_numba(args.threads)
+    from ..kernels.compile.sampling import unavailable
     from ..kernels.toolkit import regions
     from ..measure import rates as machine
     from ..profiler import profile
@@ -59,11 +70,14 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
     from ..train.job import prepare
 
     with Agreement(comm) as agreement:
-        enough_s = ENOUGH_S if args.steps is None and comm.size == 1 else inf
-        args.steps = MOST if args.steps is None else args.steps
+        enough_s = ENOUGH_S if args.lines is None else LINES_S
+        enough_s = enough_s if args.steps is None and comm.size == 1 else inf
+        args.steps = (MOST if args.lines is None else MOST_STEPS) if args.steps is None else args.steps
         asked, _ = ranks.shared(settings_of(args, run="profile"), comm.size)
         if args.warmup < 0:
             raise UserError(f"--warmup {args.warmup}: expected 0 or more")
+        if args.lines and (why := unavailable()):
+            raise UserError(f"--lines: {why}")
         if not comm.rank:
             common.check_targets(args)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]))
@@ -86,7 +100,8 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
         others = "other processes make these times too long"
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: {others}; {beside_others()}")
     with console.counting("steps", args.steps + args.warmup) as tick:
-        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, enough_s=enough_s)
+        more = {"tick": tick, "roofs": roofs, "regions": watched, "enough_s": enough_s, "lines": args.lines}
+        report = profile(job, warmup=args.warmup, **more)
     show(args, report, lambda: tables.profile_tables(report, detail=args.detail))
     common.keep(args.runs, "profile", report.model, {"profile": report})
     common.write_trace(args, report)

@@ -371,7 +371,7 @@ class Closed:
 
         kernel = self.kernel(request)
         lines.mark()
-        text, code = lines.text(compiled)
+        text, code, _ = lines.text(compiled)
         return {"asm": text, "code": code, "line": int(kernel.where.rpartition(":")[2])}
 
     def done(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:

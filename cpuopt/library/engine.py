@@ -33,6 +33,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..lab import ab
 from ..measure import rates
 from ..measure.comparison import analyses_up_to, summed
+from ..measure.lines import LINES_S, MOST_STEPS
 from ..measure.quartile import ENOUGH_S, MOST
 from ..models.config import Config
 from ..models.own import rows_of
@@ -340,7 +341,15 @@ class Engine(core.Engine):
         self._reader.restart()
         return generate(self._reader, prompt, sampler, max_tokens, stops)
 
-    def profile(self, *, steps: int | None = None, warmup: int = 1, roofs: bool = True, **given: Any) -> ProfileReport:
+    def profile(
+        self,
+        *,
+        steps: int | None = None,
+        warmup: int = 1,
+        roofs: bool = True,
+        lines: bool | str = False,
+        **given: Any,
+    ) -> ProfileReport:
         """Measure the time of each op and layer of a training step, after checking every kernel.
 
         The steps train; parameters and optimizer are then as they were before.
@@ -350,6 +359,7 @@ class Engine(core.Engine):
         steps, warmup : the steps that are measured, and those before them, which are not. By default as many as take a
             second, 5 to 20.
         roofs : whether to show how far each op is from what the machine allows; the machine is measured once for that.
+        lines : whether to sample the lines of source, of all ops or of an op or a family by name; steps then take 5 s.
         given : what `step` takes: inputs, by default those of the last step, and numbers such as ``lr``.
 
         Raises
@@ -358,8 +368,8 @@ class Engine(core.Engine):
             For a kernel that is wrong, or an engine without a backward.
         """
         require_trained(self, "profile")
-        enough_s = ENOUGH_S if steps is None else inf
-        steps = MOST if steps is None else steps
+        enough_s = (LINES_S if lines else ENOUGH_S) if steps is None else inf
+        steps = (MOST_STEPS if lines else MOST) if steps is None else steps
         if not all(isinstance(n, int | np.integer) for n in (steps, warmup)) or steps < 1 or warmup < 0:
             raise UserError(f"profile: steps {steps!r}, warmup {warmup!r}; expected 1 or more, and 0 or more")
         checked = self._check()
@@ -367,7 +377,8 @@ class Engine(core.Engine):
         before = self._state()
         try:
             job = self._repeating(given, steps, checked)
-            found = profile(job, warmup=warmup, roofs=machine, enough_s=enough_s)
+            wanted = "*" if lines is True else lines or None
+            found = profile(job, warmup=warmup, roofs=machine, enough_s=enough_s, lines=wanted)
         finally:
             self._restore(before)
         return ProfileReport(found, self)

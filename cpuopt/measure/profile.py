@@ -18,6 +18,7 @@ import numpy as np
 from ..ops import DECLARED
 from ..ops.storage import TYPES
 from ..wording import count, four
+from .lines import OpLines
 from .quartile import lower_quartile
 from .roofline import UNFIT, Roofs, TimedCall, fits
 
@@ -126,6 +127,7 @@ class Profile:
     origin : ``cpu``, ``time``, ``commit`` and ``command``, as far as they are known.
     ranks : the processes that share the step; rows and rates are those of the first one, tokens those of all.
     codes : the hash of the machine code of each kernel; empty for a plain Python function.
+    lines : the lines of ops, of ``--lines``.
     raw : the times of every step; not part of the JSON.
     """
 
@@ -159,6 +161,7 @@ class Profile:
     codes: dict[str, str] = field(default_factory=dict)
     ranks: int = 1
     origin: dict[str, str] = field(default_factory=dict)
+    lines: list[OpLines] = field(default_factory=list)
 
     @property
     def words(self) -> str:

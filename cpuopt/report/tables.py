@@ -22,7 +22,7 @@ from ..ops import COLLECTIVES
 from ..ops.storage import TYPES, WIDE
 from ..program.program import PARTS, block_of
 from ..wording import count
-from . import style
+from . import lines, style
 
 if TYPE_CHECKING:
     from ..measure.profile import Figures, LayerRow, OpRow, Profile
@@ -68,7 +68,7 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
     roofs: list[RenderableType] = ["", roof_table(profile)] if profile.roofs else []
     unlike = [] if detail else [Text(line) for line in other_variants(profile)]
     tables = ["", op_table(profile), *roofs, "", by_layer, *unlike]
-    return [header(profile), *tables, "", closing(profile), *in_words(profile)]
+    return [header(profile), *tables, *lines.tables(profile.lines), "", closing(profile), *in_words(profile)]
 
 
 def in_words(profile: Profile) -> list[RenderableType]:

@@ -43,8 +43,8 @@ PARALLEL = b"numba_parallel_for"
 _counts = collections.Counter(hits=0, misses=0, saved=0)
 _made_from: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """The digest of each dispatcher and intrinsic when this process compiled it: numba froze its globals then."""
-_loaded: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
-"""The digest of the object code that each dispatcher runs, by the types of its arguments."""
+_loaded: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, list[perf.Function]]]] = weakref.WeakKeyDictionary()
+"""The digest and the functions of the object code that each dispatcher runs, by the types of its arguments."""
 
 
 def attach(dispatcher: Any) -> None:
@@ -125,10 +125,20 @@ def code_digest(dispatcher: Any, signature: Any) -> str:
 
     It covers the instructions and constants of the loaded object, and none of the symbols' names.
     """
-    if not (known := _loaded.get(dispatcher)):
-        return ""
-    args, _ = sigutils.normalize_signature(signature)
-    return known.get(tuple(args), "")
+    return _code(dispatcher, signature)[0]
+
+
+def code_in_memory(dispatcher: Any, signature: Any) -> list[tuple[int, perf.Function]]:
+    """List the functions of the machine code that a dispatcher runs for a signature, with their addresses."""
+    if not (found := _code(dispatcher, signature)[1]):
+        return []
+    result = dispatcher.overloads[tuple(sigutils.normalize_signature(signature)[0])]
+    return perf.placed(found, result.library.get_pointer_to_function)
+
+
+def _code(dispatcher: Any, signature: Any) -> tuple[str, list[perf.Function]]:
+    known = _loaded.get(dispatcher, {})
+    return known.get(tuple(sigutils.normalize_signature(signature)[0]), ("", [])) if known else ("", [])
 
 
 def stats() -> dict[str, int]:
@@ -228,7 +238,8 @@ class _KernelCache:
         result.library._reload_init.update(result.reload_init)  # for those that it is linked into
         if libdata[1] == "bitcode":
             return result._replace(entry_point=libraries.Callee())
-        _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = machine_code(libdata[2][0])
+        ran = machine_code(libdata[2][0]), perf.functions(libdata[2][0])
+        _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = ran
         perf.loaded(self.title, libdata[2][0], result.library.get_pointer_to_function)
         return result
 

@@ -1,4 +1,4 @@
-"""A process that compiles a kernel afresh, with its source lines, and reports the compiler's output.
+"""A process that compiles a kernel afresh, with its source lines, and reports the compiler's output, or a line table.
 
 ``python -m cpuopt.kernels.compile.inspection``, which `lab.inspect` starts: a process of its own, because LLVM's
 options cannot be reset.
@@ -53,7 +53,7 @@ def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
             try:
                 with _stderr_to(remarks):
-                    found["asm"], found["code"] = lines.text(compiled)
+                    found["asm"], found["code"], _ = lines.text(compiled)
             except Exception as e:
                 raise UserError(f"cannot be compiled: {type(e).__name__}: {str(e).strip().splitlines()[-1]}") from e
             dispatcher, sig, size = made[0]  # a second compilation repeats the remarks
@@ -66,6 +66,33 @@ def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         written, first = source.getsourcelines(kernel.function.py_func)
         found["source"] = {"file": kernel.function.py_func.__code__.co_filename, "first": first, "lines": written}
     return found | {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
+
+
+def table(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Compile, and return the lines of the code (`line_table.table`), and the file of the kernel."""
+    from .. import load_all, registry
+    from . import jit, line_table, lines
+
+    lines.mark(comments=True)
+    load_all(request["files"])
+    if (found := registry.KERNELS.get((request["op"], request["variant"]))) is None:
+        return {}
+    kernel = found.of(request["types"])
+    function = kernel.function.py_func  # type: ignore[attr-defined]
+
+    def compiled() -> Any:
+        """Compile as a process without entries does: with callees that are compiled already, code may be different."""
+        if not lines.libraries:
+            kernel.compile()
+            return next(library for library in lines.libraries if library.name == function.__qualname__)
+        dispatcher, sig = jit.afresh(kernel)
+        return dispatcher.overloads[sig].library
+
+    lines.libraries.clear()  # of what was compiled to load the package
+    asm, _, made = lines.text(compiled)
+    written, first = source.getsourcelines(function)
+    home = function.__code__.co_filename, first, first + len(written) - 1
+    return {"home": home[0], **line_table.table(made, asm, home)}
 
 
 @contextlib.contextmanager
@@ -81,4 +108,4 @@ def _stderr_to(file: BinaryIO) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    serve({"inspect": inspect})
+    serve({"inspect": inspect, "table": table})

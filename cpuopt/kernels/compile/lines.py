@@ -16,17 +16,24 @@ from typing import Any
 from llvmlite import ir
 
 from . import cache
-from .numba_internals import codegen, compiler, debuginfo, errors
+from .numba_internals import BaseLower, codegen, compiler, debuginfo, errors
 
+libraries: list[Any] = []
+"""What was compiled to machine code since `mark`, with copies of its module; first a kernel, then its loaded entry."""
 _first: list[bool] = []
 """Not empty if the text shall be the first code that is made of a module, in place of the code that runs."""
 
 
-def mark() -> None:
-    """Make numba mark lines in all that this process compiles from now on, and copy each module for `text`."""
+def mark(comments: bool = False) -> None:
+    """Make numba mark lines in all that this process compiles from now on, and copy each module for `text`.
+
+    Parameters
+    ----------
+    comments : whether the text says what was inlined where.
+    """
     warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
     init, add = compiler.CompilerBase.__init__, codegen.CPUCodeLibrary.add_ir_module
-    finalize = codegen.CPUCodeLibrary._finalize_final_module
+    finalize, begins = codegen.CPUCodeLibrary._finalize_final_module, BaseLower._compute_def_location
 
     def init_with_lines(
         self: Any, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any
@@ -40,12 +47,21 @@ def mark() -> None:
         add(self, module)
 
     def finalize_and_copy(self: Any) -> None:
+        self._codegen._tm.set_asm_verbosity(comments)
         if _first:
             self.text = self._codegen._tm.emit_assembly(self._final_module)
         self.copies = [self._final_module.clone() for _ in range(2)]
+        libraries.append(self)
         finalize(self)
 
+    def begins_somewhere(self: Any) -> Any:
+        try:
+            return begins(self)
+        except IndexError:  # numba's, for a function with a docstring and nothing else
+            return self.func_ir.loc
+
     compiler.CompilerBase.__init__ = init_with_lines
+    BaseLower._compute_def_location = begins_somewhere
     codegen.CPUCodeLibrary.add_ir_module = add_ir_module
     codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
 
@@ -68,19 +84,20 @@ def _describe(module: Any) -> None:
     di.finalize()
 
 
-def text(compile_: Callable[[], Any]) -> tuple[str, str]:
-    """Return the assembly text of the code that a library runs, and the digest of that code.
+def text(compile_: Callable[[], Any]) -> tuple[str, str, bytes]:
+    """Return the assembly text of the code that a library runs, the digest of that code, and its object file.
 
     Parameters
     ----------
     compile_ : compiles the library, after `mark`; called again where copies of its module make other code than it.
     """
     library = compile_()
-    ran, (one, other) = cache.machine_code(library._get_compiled_object()), library.copies
+    made, (one, other) = library._get_compiled_object(), library.copies
+    ran = cache.machine_code(made)
     if cache.machine_code(library.codegen._tm.emit_object(one)) == ran:
-        return library.codegen._tm.emit_assembly(other), ran
+        return library.codegen._tm.emit_assembly(other), ran, made
     _first.append(True)
     try:
-        return compile_().text, ran
+        return compile_().text, ran, made
     finally:
         _first.clear()

@@ -34,6 +34,7 @@ from numba.np.ufunc import parallel as parallel
 
 with contextlib.suppress(ImportError):  # `unsupported` reports it
     from numba.core import bytecode, caching, codegen, compiler, debuginfo, errors, serialize, sigutils  # noqa: F401
+    from numba.core.lowering import BaseLower as BaseLower
     from numba.parfors import parfor_lowering  # noqa: F401
 
 Internals = Mapping[str, tuple[str, str]]
@@ -104,6 +105,7 @@ _ALIKE: Internals = {
         "flags",
     ),
     "core.debuginfo:DIBuilder.__init__": ("self module filepath cgctx directives_only", "difile"),
+    "core.lowering:BaseLower._compute_def_location": ("self", "func_ir get_func_body_first_lineno"),
     "np.ufunc.parallel:_launch_threads": ("", "_load_threading_functions"),
 }
 INTERNALS: dict[str, Internals] = {"0.65": _ALIKE, "0.66": _ALIKE, "0.67": _ALIKE, "0.68": _ALIKE}

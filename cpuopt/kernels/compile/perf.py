@@ -16,10 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ...errors import UserError
 from . import entries
+from .dependencies import sha
 
 VARIABLE = "CPUOPT_PERF_MAP"
 MODE = os.environ.get(VARIABLE, "")
@@ -35,30 +36,89 @@ UNDEFINED, RESERVED = 0, 0xFF00
 
 @dataclass(frozen=True)
 class Function:
-    """A function of an object file: its symbol, and its bytes in a section of code."""
+    """A function of an object file: its symbol, its bytes in a section, and the digest of these."""
 
     symbol: str
     section: int
     offset: int
     size: int
+    digest: str = ""
+
+
+class ObjectSection(NamedTuple):
+    """A section of an object file: numbers of its header, in the order of the format."""
+
+    name: int
+    type: int
+    flags: int
+    address: int
+    at: int
+    size: int
+    link: int
+    info: int
+
+
+class Symbol(NamedTuple):
+    """A symbol of an object file."""
+
+    name: str
+    info: int
+    section: int
+    value: int
+    size: int
+
+
+def sections(content: bytes) -> list[ObjectSection]:
+    """List the sections of a little-endian ELF-64 file; none of another file."""
+    if content[:6] != b"\x7fELF\x02\x01":
+        return []
+    start, size, count = struct.unpack_from("<Q10xHH", content, 0x28)
+    return [ObjectSection(*struct.unpack_from("<IIQQQQII", content, start + i * size)) for i in range(count)]
+
+
+def titles(content: bytes) -> list[str]:
+    """List the names of the sections."""
+    heads = sections(content)
+    texts = heads[struct.unpack_from("<H", content, 0x3E)[0]].at if heads else 0
+    return [_text(content, texts + head.name) for head in heads]
+
+
+def _text(content: bytes, at: int) -> str:
+    return content[at : content.index(0, at)].decode("utf-8", "replace")
+
+
+def symbols(content: bytes) -> list[Symbol]:
+    """List the symbols of an ELF-64 file in their order."""
+    heads, found = sections(content), []
+    for head in heads:
+        if head.type == SYMTAB:
+            texts = heads[head.link].at
+            for name, info, _, *rest in struct.iter_unpack("<IBBHQQ", content[head.at : head.at + head.size]):
+                found.append(Symbol(_text(content, texts + name), info, *rest))
+    return found
 
 
 def functions(content: bytes) -> list[Function]:
     """List the functions that a little-endian ELF-64 file defines, by section and offset; none of another file."""
-    if content[:6] != b"\x7fELF\x02\x01":
-        return []
-    start, size, count = struct.unpack_from("<Q10xHH", content, 0x28)
-    heads = [struct.unpack_from("<IIQQQQI", content, start + i * size) for i in range(count)]
-    found = []
-    for _, type_, _, _, at, length, link in heads:
-        if type_ != SYMTAB:
-            continue
-        texts = heads[link][4]
-        for name, info, _, section, value, n in struct.iter_unpack("<IBBHQQ", content[at : at + length]):
-            if info & 15 == FUNCTION and UNDEFINED < section < RESERVED and heads[section][2] & EXECUTABLE and n:
-                symbol = content[texts + name : content.index(0, texts + name)].decode("utf-8", "replace")
-                found.append(Function(symbol, section, value, n))
+    heads, found = sections(content), []
+    for s in symbols(content):
+        here = UNDEFINED < s.section < RESERVED and s.size > 0
+        if here and s.info & 15 == FUNCTION and heads[s.section].flags & EXECUTABLE:
+            at = heads[s.section].at + s.value
+            digest = sha(content[at : at + s.size])[:16]
+            found.append(Function(s.name, s.section, s.value, s.size, digest))
     return sorted(found, key=lambda f: (f.section, f.offset))
+
+
+def placed(found: Sequence[Function], address_of: Callable[[str], int]) -> list[tuple[int, Function]]:
+    """Return the functions of an object file that is in memory, each with its address.
+
+    Parameters
+    ----------
+    address_of : returns the address of a symbol that other objects may use; 0 for another one.
+    """
+    bases = {f.section: at - f.offset for f in found if (at := address_of(f.symbol))}
+    return [(bases[f.section] + f.offset, f) for f in found if f.section in bases]
 
 
 def checked() -> bool:
@@ -112,16 +172,14 @@ def loaded(title: str, content: bytes, address_of: Callable[[str], int]) -> None
     """
     if not checked():
         return
-    found = functions(content)
-    bases = {f.section: at - f.offset for f in found if (at := address_of(f.symbol))}
-    found = [f for f in found if f.section in bases]
+    found = placed(functions(content), address_of)
     try:
         file = _map_of_this_process()
     except OSError as e:
         entries.warn(f"{VARIABLE}={MODE}: {e.filename or FOLDER}: {e.strerror or e}; perf will not name kernels")
         return
-    for name, f in zip(names(title, found), found, strict=True):
-        file.write(f"{bases[f.section] + f.offset:x} {f.size:x} {name}\n".encode())
+    for name, (at, f) in zip(names(title, [f for _, f in found]), found, strict=True):
+        file.write(f"{at:x} {f.size:x} {name}\n".encode())
     file.flush()
 
 

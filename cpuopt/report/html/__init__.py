@@ -17,6 +17,7 @@ from ...program.arena import gb
 from ...wording import count, four
 from ..tables import by_id, digits_of, estimator, failed_kernels, used_kernels
 from .curves import curve
+from .heat import heat
 from .listing import layer_columns, listing, op_columns
 from .markup import Markup, join, tag
 from .matrix import matrix
@@ -72,6 +73,8 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
             )
         )
     sections.append(Section("matrix", "Layer by op", matrix(profile.layers, profile.variant, digits)))
+    if profile.lines:
+        sections.append(Section("lines", "Lines of source", heat(profile.lines)))
     sections.append(Section("roofline", "Roofline", roofline(profile)))
     if engine:
         sections.append(Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)))

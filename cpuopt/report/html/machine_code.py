@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import linecache
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...files import write_whole
+from ...measure.lines import definitions
 from ...wording import count
 from ..inspect import ROWS
 from .markup import Markup, join, tag
@@ -141,28 +141,19 @@ def sources(f: Inspection) -> list[FunctionSource]:
     """List the functions that have instructions: the kernel, then what was inlined into it, by instructions."""
     found = [FunctionSource(f.file, f.first, f.source)]
     counts: Counter[FunctionSource] = Counter()
-    functions: dict[str, list[FunctionSource]] = {}
     for block in f.blocks:
         known = found[0].file == block.file and block.line in found[0].span
         if block.line and not known:
-            if block.file not in functions:
-                functions[block.file] = list(_functions(block.file))
-            around = [p for p in functions[block.file] if block.line in p.span]
-            part = min(around, key=lambda p: len(p.lines), default=None)
-            part = part or FunctionSource(block.file, block.line, ("",))
-            counts[part] += len(block.instructions)
+            counts[function_around(block.file, block.line)] += len(block.instructions)
     return [*found, *(part for part, _ in counts.most_common())]
 
 
-def _functions(file: str) -> Iterator[FunctionSource]:
-    """Read the functions of a file, with their decorators; none if it cannot be read."""
-    with suppress(OSError, SyntaxError, ValueError):
-        text = Path(file).read_text(encoding="utf-8")
-        lines = text.splitlines()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                yield FunctionSource(file, first, tuple(lines[first - 1 : node.end_lineno]))
+def function_around(file: str, line: int) -> FunctionSource:
+    """Return the innermost function that holds a line; the line alone, without its text, if there is none."""
+    span = next(((first, last) for first, last, _ in definitions(file) if first <= line <= last), None)
+    if span is None:
+        return FunctionSource(file, line, ("",))
+    return FunctionSource(file, span[0], tuple(linecache.getlines(file)[span[0] - 1 : span[1]]))
 
 
 def short_path(file: str) -> str:

@@ -1,0 +1,270 @@
+"""Lines of running kernels by samples, on kernels whose costs are known."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cpuopt import cli, kernels
+from cpuopt.errors import UserError
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import line_table, places
+from cpuopt.kernels.compile.sampling import ThreadSampler, unavailable
+from cpuopt.kernels.toolkit.threads import set_threads
+from cpuopt.measure import lines
+
+pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "here")
+
+FILE = """
+import numpy as np
+from numba import prange
+from cpuopt import kernel, ops
+from cpuopt.kernels.compile.jit import helper
+
+A, B = np.float32(0.5), np.float32(1.5)  # a chain of divisions takes as long, however a loop is compiled
+
+@helper()
+def heavy(x, n):
+    for _ in range(3 * n):  # heavy
+        x = A / (x + B)  # heavy
+    return x
+
+@kernel(ops.residual_forward, "split")
+def residual_forward(out, inp1, inp2):
+    for i in prange(len(out)):
+        n = np.int64(inp2[i])
+        x = heavy(inp1[i], n)  # call
+        for _ in range(n):  # light
+            x = A / (x + B)  # light
+        out[i] = x
+
+@kernel(ops.residual_forward, "late")
+def residual_forward(out, inp1, inp2):
+    n = np.int64(inp2[0])
+    for i in prange(len(out)):
+        x = inp1[i]
+        for _ in range(n if i == len(out) - 1 else 1):  # late
+            x = A / (x + B)  # late
+        out[i] = x
+
+@kernel(ops.residual_forward, "libm")
+def residual_forward(out, inp1, inp2):
+    n = np.int64(inp2[0])
+    for i in prange(len(out)):
+        x = inp1[i]
+        for _ in range(n):
+            x = np.tanh(x + A)
+        out[i] = x
+
+@kernel(ops.residual_forward, "python", jit=False)
+def residual_forward(out, inp1, inp2):
+    for i in range(len(out)):
+        x = float(inp1[i])
+        for _ in range(int(inp2[0]) // 100):
+            x = x * 0.5 + 1.0
+        out[i] = x
+"""
+N = 30_000
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    kernels.load_all([tmp_path / "mine.py"])
+    set_threads(2)
+    return tmp_path / "mine.py"
+
+
+def sample(variant, seconds=1.0):
+    """Sample a kernel for some CPU time; return its lines."""
+    kernel = registry.find("residual_forward", variant)
+    kernel.compile()
+    out, inp1 = np.zeros(64, np.float32), np.full(64, 5.0, np.float32)
+    inp2 = np.random.default_rng(0).integers(N // 2, 2 * N, 64).astype(np.float32)  # no period that the tick may meet
+    kernel.function(out, inp1, inp2)  # which starts the threads
+    with ThreadSampler() as sampler:
+        sampler.mark[0] = 0
+        end = time.process_time() + 2 * seconds
+        while time.process_time() < end:
+            kernel.function(out, inp1, inp2)
+        samples = sampler.take()
+    call = SimpleNamespace(call=SimpleNamespace(op=kernel.op), kernel=kernel)
+    (found,) = lines.by_line(samples, [call], [kernel])
+    return found
+
+
+def shares(found, *marks):
+    """Return k and n for the samples of lines with a comment."""
+    counted = [sum(r.samples for r in found.rows if f"# {m}" in r.text) for m in marks]
+    return counted, sum(counted)
+
+
+def test_shares_hold_the_truth_and_name_the_inlined_chain(mine):
+    found = sample("split")
+    (heavy, light), n = shares(found, "heavy", "light")
+    assert n > 0.8 * (found.samples - sum(r.samples for r in found.rows if not r.file))
+    low, high = lines.interval(heavy, n)
+    assert low - 3 < 75 < high + 3, (heavy, light)
+    row = next(r for r in found.rows if r.text.endswith("# heavy"))
+    assert (row.function, Path(row.file)) == ("heavy", mine)
+    call = 1 + next(i for i, text in enumerate(FILE.splitlines()) if text.endswith("# call"))
+    assert row.chain[0] == f"{mine}:{call} residual_forward"
+    assert found.functions[0].function == "residual_forward"
+    assert found.codes == [registry_digest("split")]
+
+
+def registry_digest(variant):
+    from cpuopt.kernels.compile.jit import code_digest
+
+    return code_digest(registry.find("residual_forward", variant))
+
+
+def test_a_late_chunk_shows_its_thread_and_its_line(mine):
+    found = sample("late")
+    rows = [r for r in found.rows if r.text.endswith("# late")]
+    by_thread = np.sum([r.threads for r in rows], axis=0)
+    assert max(by_thread) > 0.9 * sum(by_thread)
+    assert sum(by_thread) > 0.9 * sum(r.samples for r in found.rows if r.file)
+
+
+def test_a_kernel_bound_by_libm_shows_it(mine):
+    found = sample("libm")
+    row = next(r for r in found.rows if r.function == "math functions (libm)")
+    assert row.samples > 0.5 * sum(r.samples for r in found.rows if not r.function.startswith(lines.WAITS))
+
+
+def test_a_kernel_in_python_has_no_line(mine):
+    found = sample("python")
+    assert [r for r in found.rows if r.file] == []
+    assert found.rows[0].function == "Python"
+    assert found.codes == [""]
+
+
+def test_a_second_sampler_is_refused(mine):
+    with ThreadSampler() as sampler, pytest.raises(UserError, match="sampled already"), ThreadSampler():
+        pass
+    assert sampler._timers == []
+    with ThreadSampler():
+        pass
+
+
+USES = """
+import os, signal, sys, time
+import numpy as np
+from cpuopt import kernels
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile.sampling import ThreadSampler
+kernel = registry.find("gelu_forward", "vanilla")
+kernel.compile()
+out, inp = np.zeros(1 << 16, np.float32), np.ones(1 << 16, np.float32)
+seen = 0
+for i in range(int(sys.argv[1])):
+    try:
+        with ThreadSampler(200_000) as sampler:
+            for j in range(10):
+                kernel.function(out, inp)
+            if i % 3 == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            if i % 3 == 1 and not (child := os.fork()):
+                os._exit(0 if len(sampler.take()) >= 0 else 1)
+            seen += len(sampler.take())
+    except KeyboardInterrupt:
+        pass
+    if i % 3 == 1:
+        assert os.waitpid(child, 0)[1] == 0
+with ThreadSampler() as sampler:
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        kernel.function(out, inp)
+    assert len(sampler.take()) > 5
+    sys.exit(0)
+"""
+
+
+def test_uses_with_interrupts_forks_and_exits_end_well():
+    done = subprocess.run([sys.executable, "-c", USES, "50"], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_lines_are_those_of_code_from_the_cache_too(mine):
+    """What a process compiled and what it loads have the same lines; the second time, the table is from the cache."""
+    run = (
+        "import sys; sys.path.insert(0, sys.argv[2]); import test_lines as t;"
+        "from cpuopt import kernels; from cpuopt.kernels.compile import cache;"
+        "kernels.load_all([sys.argv[1]]); found = t.sample('split', 0.2);"
+        "print(cache.stats()['misses'], sum(t.shares(found, 'heavy', 'light')[0]) > 10)"
+    )
+    where = {**os.environ, "CPUOPT_CACHE_DIR": str(mine.parent / "cache"), "NUMBA_NUM_THREADS": "2"}
+    where["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", run, str(mine), str(Path(__file__).parent)]
+    told = [subprocess.run(command, capture_output=True, text=True, env=where, timeout=300) for _ in range(2)]
+    assert [done.stderr for done in told] == ["", ""]
+    (first, yes), (second, also) = [done.stdout.split() for done in told]
+    assert int(first) > int(second) == 0
+    assert yes == also == "True"
+
+
+def test_an_interval():
+    low, high = lines.interval(5, 10)
+    assert (round(low, 1), round(high, 1)) == (23.7, 76.3)  # as in Newcombe 1998
+    assert lines.interval(0, 10)[0] == pytest.approx(0, abs=1e-12)
+
+
+def test_another_machine_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(UserError, match="x86-64 only; this is Linux with aarch64"), ThreadSampler():
+        pass
+
+
+ASM = """
+	.text
+	.file	1 "/home/me" "mine.py"
+	.file	2 "<string>"
+f:                                      # @f
+	.loc	2 40 1                          # <string>:40:1
+	.loc	1 30 5 is_stmt 1                # mine.py:30:5 @[ <string>:41:1 ]
+	vmovss	(%rax), %xmm0
+.LBB0_1:                                # in a loop
+	.loc	1 0 5
+	addq	$8, %rcx
+	.section	".text.g","axG",@progbits,g,comdat
+g:
+	.loc	1 12 1
+	retq
+"""
+
+
+def test_a_text_has_the_chain_of_each_row():
+    mine = "/home/me/mine.py"
+    assert line_table.chains(ASM) == {
+        ".text": [(40, (("<string>", 40),)), (30, ((mine, 30), ("<string>", 41))), (0, ((mine, 0),))],
+        ".text.g": [(12, ((mine, 12),))],
+    }
+
+
+def test_a_function_whose_copy_has_other_code_has_no_lines(mine):
+    kernel = registry.find("residual_forward", "late")
+    kernel.compile()
+    part = places.KernelCode([kernel]).parts[0]
+    table = places.LineTable({"functions": {part.digest: [[4, 0]]}, "chains": [[["mine.py", 3]]]})
+    assert [table.find(part, part.start + n) for n in (3, 4, 9)] == [(), (("mine.py", 3),), (("mine.py", 3),)]
+    assert table.find(replace(part, digest="other"), part.start + 9) == ()
+
+
+def test_the_verb(here, measured, capsys):
+    command = ["profile", "--model", "gpt2-tiny", "-B", "2", "-T", "32", "--steps", "300", "--lines"]
+    assert cli.main([*command, "classifier_update", "--html", "page.html", "--threads", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "function, with what is inlined into it" in out
+    assert "not recompiled" in out
+    assert "Lines of source" in Path("page.html").read_text()
+    assert cli.main([*command, "nothing"]) == 2
+    assert "the step has no such op" in capsys.readouterr().err
