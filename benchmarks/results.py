@@ -284,12 +284,12 @@ def sentence(machines: Mapping[str, Mapping[str, Record]]) -> str:
         found = dict(classes(record))
         if len(found) == len(DTYPES) and is_tuned(record):
             sizes |= {len(rows) for rows in found.values()}
-            words = ("", "") if parts else (" times as long per step in float32", " times in bf16")
+            words = ("", "") if parts else (" times as long in float32", " times in bf16")
             times = [fastest(found[dtype]) + text for dtype, text in zip(DTYPES, words, strict=True)]
             parts.append(f"{' and '.join(times)} on {NAMES[name]}")
     text = (
         f"On {' to '.join(map(str, sorted(sizes)))} model and batch sizes, PyTorch's fastest mode, with MKL's AVX-512 "
-        f"code and an allocator that keeps memory, takes on average {', and '.join(parts)} (two cores)."
+        f"code and an allocator that keeps memory, takes on average {', and '.join(parts)} (a step, two cores)."
     )
     return textwrap.fill(text, 120)
 
