@@ -344,7 +344,6 @@ def test_a_disk_that_fails_sends_the_weights_to_the_run(monkeypatch):
         right(path, parts)
 
     monkeypatch.setattr(files, "write_synced", full)
-    monkeypatch.setattr("cpuopt.weights.huggingface.write_synced", full)
     for name in ("elsewhere/model.bin", "elsewhere/out"):
         result, ready, listener = run(save=name)
         there = result.path / Path(name).name
