@@ -22,9 +22,8 @@ from .check.cases import NOT_FINITE, SMALL, arguments, case
 from .check.dual import wide
 from .check.fit import ERRORS
 from .check.gradient import GradientResult, check_gradient
-from .check.result import WRONG
 from .check.whole import IntegerOverflowError, integers
-from .errors import UserError
+from .errors import WRONG, UserError
 from .kernels import registry
 from .kernels.generated.load import backward as generate
 from .nn.trace import current

@@ -26,7 +26,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..errors import RefusedError, UserError
+from ..errors import UNCHECKED, WRONG, RefusedError, UserError
 from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import to_json
 from ..isolate.child import Child
@@ -43,7 +43,7 @@ from . import worker
 from .cases import INTERPRETED, Case, calls_alike, cases, elements, quick_cases, run_of
 from .check import check, check_all
 from .judge import PACKAGE, ours
-from .result import MARGINAL, UNCHECKED, WORDS, WRONG, Result, refuse
+from .result import MARGINAL, WORDS, Result, refuse
 from .sized import most_sized
 
 MOST_FLOATS = 1 << 26

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import WRONG, UserError
 from ..ops.declaration import Op
 from .cases import SMALL, Arguments, Array, Case, arguments, case, reference, widened
 from .dual import slope as exact_slope
-from .result import RIGHT, WRONG
+from .result import RIGHT
 
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 TOLERANCE = 1e-6

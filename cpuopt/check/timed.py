@@ -24,7 +24,7 @@ from math import inf
 
 import numpy as np
 
-from ..errors import RefusedError
+from ..errors import CHEATING, UNCHECKED, RefusedError
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
@@ -44,7 +44,7 @@ from .memory import (
     call_args,
     fill,
 )
-from .result import CHEATING, MARGIN, UNCHECKED, Result, worst
+from .result import MARGIN, Result, worst
 
 WHILE, AFTERWARDS, UNSEEN = "while it was timed", "after it was timed", "with inputs that it had not seen"
 LATER = (WHILE, AFTERWARDS, UNSEEN)

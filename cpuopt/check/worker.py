@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RefusedError
+from ..errors import CHEATING, RefusedError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
-from .result import CHEATING
 
 if TYPE_CHECKING:
     from ..kernels.watch import Watch

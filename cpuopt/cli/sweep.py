@@ -15,7 +15,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..check.result import UNCHECKED, WRONG, exit_status
+from ..check.result import exit_status
+from ..errors import UNCHECKED, WRONG
 from ..train import settings
 from . import common
 from .common import known_op, shared, show, start_numba
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         found = sweep.Sweep(args.op, variants, plan, roofs)
         more = {"threads": threads, "seed": args.seed, "rounds": args.rounds}
         with console.remaining() as progress:
-            found.run(sweep.asking(child, args.op, more), progress, [child])
+            found.run(sweep.asking(child.ask, args.op, more), progress, [child])
     content = found.record(rates.raised, model=args.model, dtype=args.dtype, seed=args.seed)
     path = common.keep(args.runs, "sweep", args.op, content)
     for file, make in (args.csv, sweep.csv), (args.svg, page.picture), (args.html, page.report):

@@ -28,8 +28,7 @@ import numpy as np
 from .. import models, ops
 from ..check.cases import Case, arguments
 from ..check.memory import absent_as_empty, call_args
-from ..check.result import REFUSED
-from ..errors import RefusedError, UserError
+from ..errors import REFUSED, RefusedError, UserError
 from ..files import outputs
 from ..files.reading import from_json, parse_json, to_json
 from ..isolate.process import Side

@@ -25,9 +25,9 @@ from ..check.cases import MORE, ODD, SMALL, Case, calls_alike, case, modes, quic
 from ..check.check import check
 from ..check.judge import keeping_threads
 from ..check.memory import rooms
-from ..check.result import BY_RULE, CHEATING, COMPILE_ERROR, MARGINAL, RIGHT, UNCHECKED, WRONG
+from ..check.result import MARGINAL, RIGHT
 from ..check.timed import TimedKernels
-from ..errors import RefusedError, UserError
+from ..errors import BY_RULE, CHEATING, COMPILE_ERROR, UNCHECKED, WRONG, RefusedError, UserError
 from ..files.reading import to_json
 from ..kernels.compile import jit
 from ..kernels.registry import Kernel
@@ -419,7 +419,7 @@ class Judge:
 
 @contextmanager
 def wrong_in_step() -> Iterator[None]:
-    """Say of an error that a training step shows it."""
+    """Name the training step in the error of a block."""
     try:
         yield
     except RefusedError as e:

@@ -20,9 +20,9 @@ import numpy as np
 
 from ..check.cases import Arguments, Case, elements
 from ..check.judge import imprecise
-from ..check.result import CHEATING, Result
+from ..check.result import Result
 from ..check.timed import OUTS, UNSEEN, WORK, Inputs, draw
-from ..errors import RefusedError, UserError
+from ..errors import CHEATING, RefusedError, UserError
 from ..kernels.registry import Kernel
 from ..lab.ab import Alone
 from . import private

@@ -23,9 +23,9 @@ import numpy as np
 from .. import models, ops
 from ..building import Bound
 from ..check.cases import Case, case
-from ..check.result import CHEATING, Result, refuse
+from ..check.result import Result, refuse
 from ..check.timed import AFTER, AFTERWARDS, BEFORE, OUTS, SELDOM, WHILE, WORK, TimedKernels
-from ..errors import RefusedError, UserError
+from ..errors import CHEATING, RefusedError, UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
 from ..kernels import roofs

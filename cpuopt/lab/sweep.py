@@ -20,7 +20,6 @@ from .. import models
 from ..check.cases import Case
 from ..errors import UNCHECKED, UserError
 from ..files.reading import from_json, to_json
-from ..isolate.child import Child
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import Counted, Others, available_bytes
@@ -222,13 +221,11 @@ Ask = Callable[[Sequence[str], Case], Sequence[Mapping[str, Any]]]
 """What `measure` returns, for the variants of these names."""
 
 
-def asking(child: Child, op: str, more: Mapping[str, Any]) -> Ask:
-    """Make the function that asks a process of `lab.worker`; `more` has ``threads``, ``seed`` and ``rounds``."""
+def asking(do: Callable[..., dict[str, Any]], op: str, more: Mapping[str, Any]) -> Ask:
+    """Make the function that asks `lab.worker` by `do`; `more` has ``threads``, ``seed`` and ``rounds``."""
 
     def ask(variants: Sequence[str], shape: Case) -> Sequence[Mapping[str, Any]]:
-        found: list[dict[str, Any]] = child.ask("sweep", op=op, variants=[*variants], shape=to_json(shape), **more)[
-            "found"
-        ]
+        found: list[dict[str, Any]] = do("sweep", op=op, variants=[*variants], shape=to_json(shape), **more)["found"]
         return found
 
     return ask

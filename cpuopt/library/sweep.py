@@ -57,18 +57,9 @@ class SweepReport(Report):
         write_whole(Path(path), [text.encode("utf-8", "replace")])
 
 
-class _Here:
-    """The worker of `lab.worker` in this process."""
-
-    kernels: list[str]
-
-    def __init__(self) -> None:
-        self.kernels = []
-
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Answer a request."""
-        found: dict[str, Any] = worker.HANDLERS[do](more, lambda text: None)
-        return found
+def _ask(do: str, **more: Any) -> dict[str, Any]:
+    """Answer a request as the process of `lab.worker` does."""
+    return dict(worker.HANDLERS[do](more, lambda text: None))
 
 
 def sweep(
@@ -122,5 +113,5 @@ def sweep(
     plan = lab.plan(ops.ALL[op], lab.parse_all(texts), sizes or {}, job)
     n = threads or cores()
     found = lab.Sweep(op, chosen, plan, rates.roofs(n))
-    found.run(lab.asking(_Here(), op, {"threads": n, "seed": seed, "rounds": rounds}))
+    found.run(lab.asking(_ask, op, {"threads": n, "seed": seed, "rounds": rounds}))
     return SweepReport(found.record(rates.raised, model=model, dtype=dtype, seed=seed))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..check.result import MARGINAL, RIGHT, UNCHECKED, WORDS, WRONG
+from ..check.result import MARGINAL, RIGHT, WORDS
+from ..errors import UNCHECKED, WRONG
 from . import style
 from .style import STYLE, verdict
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..check.result import REFUSED
+from ..errors import REFUSED
 from ..judge.desk import task_text
 from ..judge.session import FASTER
 from ..wording import count, spread, text_of

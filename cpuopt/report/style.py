@@ -14,7 +14,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..check.result import BY_RULE, CHEATING, COMPILE_ERROR, MARGINAL, RIGHT, UNCHECKED, WORDS, WRONG
+from ..check.result import MARGINAL, RIGHT, WORDS
+from ..errors import BY_RULE, CHEATING, COMPILE_ERROR, UNCHECKED, WRONG
 from ..machine import beside_others
 
 FAILED = "failed"

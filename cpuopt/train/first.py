@@ -19,9 +19,9 @@ from ..check.cases import Case, elements
 from ..check.check import check
 from ..check.gate import declared, key_of, recall, remember
 from ..check.judge import ours
-from ..check.result import CHEATING, Result, refuse
+from ..check.result import Result, refuse
 from ..check.sized import MOST
-from ..errors import RefusedError, blamed
+from ..errors import CHEATING, RefusedError, blamed
 from ..kernels.compile import cache
 from ..kernels.watch import Watch
 from ..profiler import Trainable

@@ -21,9 +21,9 @@ import pytest
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
 from cpuopt.check.judge import imprecise
-from cpuopt.check.result import REFUSED, Result
+from cpuopt.check.result import Result
 from cpuopt.check.timed import TimedKernels
-from cpuopt.errors import UserError
+from cpuopt.errors import REFUSED, UserError
 from cpuopt.judge import desk as desks
 from cpuopt.judge import naive, remote, rules, session, timing
 from cpuopt.judge.clock import Clock

@@ -32,8 +32,8 @@ from candidates import (
 from cpuopt import ops
 from cpuopt.check import check, gate
 from cpuopt.check.judge import Wanted
-from cpuopt.check.result import REFUSED, Result, whole
-from cpuopt.errors import RefusedError, UserError
+from cpuopt.check.result import Result, whole
+from cpuopt.errors import REFUSED, RefusedError, UserError
 from cpuopt.isolate.child import Child
 from cpuopt.isolate.process import Worker
 from cpuopt.judge import naive, remote, rules, seccomp
