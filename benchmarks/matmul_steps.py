@@ -27,7 +27,7 @@ from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.optimized._forward import WIDE, pack_tokens_by
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import threads
-from cpuopt.kernels.toolkit.micro import FLOATS
+from cpuopt.kernels.toolkit.micro.generic import FLOATS
 from cpuopt.kernels.toolkit.simd import LANES, MR, NR, at, product
 from cpuopt.program.arena import Arena
 from cpuopt.program.program import Value

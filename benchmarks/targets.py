@@ -13,12 +13,39 @@ import argparse
 import re
 from pathlib import Path
 
-from cpuopt.kernels.toolkit import simd
-from cpuopt.kernels.toolkit.targets import TARGETS
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from cpuopt.kernels.toolkit.micro import InstructionSet, host
+from cpuopt.kernels.toolkit.micro.targets import TARGETS
+from cpuopt.kernels.toolkit.simd import BIT, I64, POINTER, Emit
 from cpuopt.lab import targets
 
 HEAD = """| machine | tile | floats a vector | multiply-adds | instructions each | spills | limit | cycles | share |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def micro_kernel(shape: InstructionSet, rows: int, triple: str) -> ir.Module:
+    """Make a module with the micro-kernel alone, as the function ``product`` of `Emit.product`'s arguments."""
+    module = ir.Module()
+    module.triple = triple
+    kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), "product")
+    builder = ir.IRBuilder(function.append_basic_block())
+    Emit(builder, shape).product(rows, shape.vectors, False, False, *function.args)
+    builder.ret_void()
+    return module
+
+
+def machine_code(shape: InstructionSet, rows: int, triple: str, cpu: str) -> str:
+    """Generate the micro-kernel for any machine that LLVM knows; return its assembly."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    parsed = llvm.parse_assembly(str(micro_kernel(shape, rows, triple)))
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    return machine.emit_assembly(parsed)
 
 
 def main() -> None:
@@ -29,8 +56,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = [HEAD]
     for target in TARGETS.values():
-        tile = simd.tile(target.features)
-        text = simd.machine_code(tile, tile.rows, target.triple, target.name)
+        tile = host.choose(target.features)
+        text = machine_code(tile, tile.rows, target.triple, target.name)
         loop = max(targets.loops(text, target), key=lambda v: v.fmas)
         cycles = targets.cycles(loop, target, args.llvm_mca)
         simulated = "no model | " if cycles is None else f"{cycles:.1f} | {loop.limit / cycles:.0%}"

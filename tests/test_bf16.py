@@ -135,7 +135,7 @@ def defined(a, b):
     return c
 
 
-TWO = type(HOST)(**{**vars(HOST), "dot": False})
+TWO = replace(HOST, dot=None)
 TILES = [TWO, *([HOST] if HOST.dot else [])]
 
 
@@ -382,7 +382,7 @@ def every_call():
 
 def bits_of_calls():
     """Whether there is an instruction, and what each call writes on one thread."""
-    found = [HOST.dot]
+    found = [bool(HOST.dot)]
     for op, sizes, types in every_call():
         kernel = registry.find(op, "optimized").of(types)
         kernel.compile()

@@ -1,6 +1,7 @@
 """Generation in bfloat16: its kernels, what it holds, and its logits beside those of float32."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ CONFIG = Config(2, 4, 64, 256, 100)
 LLAMA = PRESETS["llama-tiny"]
 IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 100)
 F32 = np.float32
-TWO = type(HOST)(**{**vars(HOST), "dot": False})
+TWO = replace(HOST, dot=None)
 
 
 def weights_of(config, T):

@@ -236,7 +236,8 @@ def test_nothing_imports_what_stands_above_it():
 
 def test_no_files_import_each_other():
     graph = graph_with()
-    graph["kernels/toolkit/proof.py"].remove("kernels/compile/prove.py")  # a child process, which asks for no proof
+    amx = "kernels/toolkit/micro/amx"
+    graph[f"{amx}/proof.py"].remove(f"{amx}/prove.py")  # a child process, which asks for no proof
     assert circles(graph) == set()
 
 
@@ -356,6 +357,37 @@ def says_float32(trees):
 def test_the_files_that_say_float32_become_fewer():
     """Take a file that no longer does from the list; a new one asks `ops.storage`, or a declaration."""
     assert says_float32({file: tree_of(file) for file in FILES}) == set(SAY_FLOAT32.split())
+
+
+# Machines -------------------------------------------------------------------------------------------------------------
+
+MICRO = "kernels/toolkit/micro/"
+MACHINE = re.compile(r"(?i)avx|amx|\bneon|\bsse\d|dpbf16|\bzen ?\d|\bxeon|sapphire")
+CUT = re.compile(r"kernels/(optimized/(_|matmul|classifier|attention|gqa)\w*|toolkit/(blocks|pairs|simd|tiles))\.py")
+"""The files of products and attention."""
+
+
+def of_machines(name, text):
+    """The names of instruction sets and processors in a text, and the thresholds of products that are plain numbers."""
+    found = MACHINE.findall(text)
+    for node in ast.parse(text).body if CUT.fullmatch(name) else ():
+        match node:
+            case ast.Assign(targets=[ast.Name(threshold)], value=value) if not isinstance(value, ast.JoinedStr):
+                parts = [n for n in ast.walk(value) if not isinstance(n, ast.operator | ast.Load)]
+                numbers = [n.value for n in parts if isinstance(n, ast.Constant) and isinstance(n.value, int)]
+                found += [threshold] * (max(numbers, default=0) > 1 and not any(isinstance(n, ast.Name) for n in parts))
+    return found
+
+
+def test_kernels_name_machines_and_their_thresholds_in_one_place():
+    texts = {f: path.read_text(encoding="utf-8") for f, path in FILES.items() if f.startswith("kernels/")}
+    assert {f: found for f, text in texts.items() if not f.startswith(MICRO) and (found := of_machines(f, text))} == {}
+
+
+@pytest.mark.parametrize("line", ["# AVX-512: 112", 'dot = "avx512bf16" in features', "DEPTH = 4 * 256"])
+def test_a_machine_elsewhere_is_noticed(line):
+    assert of_machines("kernels/optimized/matmul.py", line)
+    assert not of_machines("kernels/optimized/matmul.py", "PACKED = 0\nRANGES = 4 * BLOCK\n")
 
 
 CLASSES_OF_ONE_NAME = {

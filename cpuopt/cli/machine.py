@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..files.reading import to_json
-    from ..kernels.toolkit.simd import amx_proof
+    from ..kernels.toolkit.micro.amx import proved
     from ..kernels.toolkit.threads import start, threading_layer
     from ..machine import describe
     from ..measure import rates as machine
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             "id": machine.machine_id(),
             "machine": describe(),
             "threading_layer": threading_layer(),
-            "amx": asdict(found) if (found := amx_proof()) else None,
+            "amx": asdict(found) if (found := proved()) else None,
             "roofs": {str(n): known[n] for n in sorted(known)},
             "schemes": [
                 {"name": s.name, "moved_bytes": s.moved, "tokens": {str(n): s.tokens(known[n]) for n in sorted(known)}}

@@ -8,10 +8,10 @@ import numpy as np
 from numba import prange
 
 from .compile.jit import helper
-from .toolkit.amx import SIDE, chain
 from .toolkit.lanes import load, store, sum_lanes
+from .toolkit.micro.records import MICRO_KERNELS
 from .toolkit.pairs import add_pairs
-from .toolkit.simd import HOST, LANES, at
+from .toolkit.simd import LANES, at
 
 CHAINS = 12
 """Independent sums: two FMA units of latency 4 need 8; 12 and two operands fit 16 registers."""
@@ -47,12 +47,16 @@ def multiply_add(s, t, a):
     return a * s + t
 
 
-@helper(parallel=True)
-def tiles(x, sums, threads, rounds):
-    """Multiply tiles of AMX, again and again."""
-    for i in prange(threads):
-        chain(at(x, 0), rounds)
-        sums[i] = x[i]
+def tiles(chain):
+    """Make a function of (x, sums, threads, rounds) that multiplies tiles, again and again."""
+
+    @helper(parallel=True)
+    def run(x, sums, threads, rounds):
+        for i in prange(threads):
+            chain(at(x, 0), rounds)
+            sums[i] = x[i]
+
+    return run
 
 
 fma, pairs = map(chained, (multiply_add, add_pairs))
@@ -139,9 +143,8 @@ FLOPS = 2 * CHAINS * LANES
 """The floating-point operations of one round of `fma` on one thread; one of `pairs` has twice as many."""
 UNIT = 6 * AHEAD * LANES
 """A thread's part is a multiple of this number of floats, which all streams divide evenly."""
-BF16 = (
-    ("tdpbf16ps", tiles, 8 * 4 * SIDE**3) if HOST.amx else ("vdpbf16ps" if HOST.dot else "two FMAs", pairs, 2 * FLOPS)
-)
-BF16_BY, bf16, BF16_FLOPS = BF16
+MICRO = MICRO_KERNELS["bfloat16"]
+BF16_BY = MICRO.instruction
+bf16, BF16_FLOPS = (tiles(MICRO.chain), MICRO.flops) if MICRO.chain else (pairs, 2 * FLOPS)
 """What multiplies bfloat16, the instruction or its definition; the function of (words, sums, threads, rounds); and the
 operations of one round on one thread."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from ..errors import UserError
 from ..isolate.process import Side, Worker
-from ..kernels.toolkit.targets import VARIABLE, Target, find
+from ..kernels.toolkit.micro.targets import VARIABLE, Target, find
 from . import asm
 
 LIMIT_S = 600.0

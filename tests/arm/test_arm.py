@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from emulated import CHECKOUT, MissingError, environment, python
 
-from cpuopt.kernels.toolkit import simd
+from cpuopt.kernels.toolkit.micro import neon
 
 pytestmark = pytest.mark.arm
 SMALL = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "2", "--data", str(CHECKOUT / "docs/training.md")]
@@ -37,7 +37,7 @@ def test_the_tile_is_that_of_neon(arm):
     show = "import platform; from cpuopt.kernels.toolkit.simd import HOST; print(platform.machine(), HOST)"
     machine, tile = run([arm, "-c", show], **environment()).split(maxsplit=1)
     assert machine == "aarch64"
-    assert tile.strip() == str(simd.tile({"neon"}))
+    assert tile.strip() == str(neon.SET)
 
 
 def test_a_generated_backward_is_right(arm):

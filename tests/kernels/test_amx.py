@@ -13,11 +13,11 @@ import pytest
 from llvmlite import ir
 
 from cpuopt.isolate.process import Side
-from cpuopt.kernels.compile import prove
 from cpuopt.kernels.optimized import matmul
 from cpuopt.kernels.optimized._forward import FORWARD_SCRATCH
-from cpuopt.kernels.toolkit import amx, proof, simd
-from cpuopt.kernels.toolkit.micro import TILES
+from cpuopt.kernels.toolkit import simd
+from cpuopt.kernels.toolkit.micro import amx
+from cpuopt.kernels.toolkit.micro.amx import TILES, proof, prove
 from cpuopt.kernels.toolkit.simd import LINE, NR
 from cpuopt.ops.storage import TYPES
 
@@ -218,8 +218,8 @@ def test_a_proof_finds_what_a_processor_does_otherwise(emulator, monkeypatch):
 
 IN_A_PROCESS = """
 from numba import types
-from cpuopt.kernels.compile import prove
-from cpuopt.kernels.toolkit import amx
+from cpuopt.kernels.toolkit.micro import amx
+from cpuopt.kernels.toolkit.micro.amx import prove
 run, A = prove.caller(amx.multiply_of(2, tiles=True)), types.Array(types.float32, 2, "C")
 run.compile((A, A, A, types.int64, types.boolean))
 library = next(iter(run.overloads.values())).library

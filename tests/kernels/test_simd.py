@@ -2,31 +2,25 @@
 
 import re
 from dataclasses import replace
-from functools import cache
-from itertools import chain
-from itertools import product as combinations
 
 import numba
 import numpy as np
 import pytest
-from machine_code import assembly
+from machine_code import assembly, foreign
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.check import check
 from cpuopt.kernels.compile import jit
-from cpuopt.kernels.optimized import _backward_input, _forward, matmul
+from cpuopt.kernels.optimized import _backward_input, matmul
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import blocks, simd
 from cpuopt.kernels.toolkit.fastmath import exp, exp2, maximum, tanh
-from cpuopt.kernels.toolkit.micro import FLOATS, PAIRS
+from cpuopt.kernels.toolkit.micro import avx2, avx512, blocking, host, neon, plain
+from cpuopt.kernels.toolkit.micro.generic import FLOATS
 from cpuopt.kernels.toolkit.simd import (
-    AVX2,
-    AVX512,
     LANES,
     MR,
-    NEON,
     NR,
-    PLAIN,
     at,
     copy,
     listed_pair_product,
@@ -34,9 +28,8 @@ from cpuopt.kernels.toolkit.simd import (
     product,
     transpose,
 )
-from cpuopt.ops.storage import TYPES
 
-F32, BF16 = np.float32, TYPES["bfloat16"].dtype
+F32 = np.float32
 LINUX = "x86_64-unknown-linux-gnu"
 SKYLAKE = {"sse2", "avx2", "fma", "avx512f"}
 TILES = [  # features, tile, where to generate it, a vector's multiply-add there, a vector register
@@ -58,14 +51,12 @@ IDS = [f"{shape[0]}x{shape[1]}x{shape[2]} {cpu}" for _, shape, _, cpu, *_ in TIL
 
 @pytest.mark.parametrize(("features", "shape"), [t[:2] for t in TILES], ids=IDS)
 def test_tile_of_a_machine(features, shape):
-    found = simd.tile(features)
+    found = host.choose(features)
     assert (found.rows, found.vectors, found.lanes) == shape
 
 
-@pytest.mark.parametrize("machine", [AVX512, AVX2, NEON, PLAIN])
-def test_tile_fills_the_registers_and_the_pipes(machine):
-    features = {AVX512: {"avx512f"}, AVX2: {"avx2", "fma"}, NEON: {"neon"}, PLAIN: set()}[machine]
-    found = simd.tile(features)
+@pytest.mark.parametrize("found", [avx512.SET, avx2.SET, neon.SET, plain.SET], ids=lambda found: found.name)
+def test_tile_fills_the_registers_and_the_pipes(found):
     used = found.rows * found.vectors + found.vectors + 1 + found.spare
     assert used <= found.registers < used + found.vectors
     assert found.rows * found.vectors >= 8
@@ -74,21 +65,21 @@ def test_tile_fills_the_registers_and_the_pipes(machine):
 def test_tile_is_for_the_machine_that_numba_compiles_for(monkeypatch):
     monkeypatch.setattr(numba.config, "CPU_NAME", "x86-64-v4")
     monkeypatch.setattr(numba.config, "CPU_FEATURES", "")
-    assert simd.tile(simd.host_features()).lanes == 16
+    assert host.choose(host.features()).lanes == 16
     monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
-    assert simd.tile(simd.host_features()).lanes == 4
+    assert host.choose(host.features()).lanes == 4
     monkeypatch.setattr(numba.config, "CPU_FEATURES", "+avx2,+fma,-avx512f")
-    assert simd.tile(simd.host_features()).lanes == 8
+    assert host.choose(host.features()).lanes == 8
 
 
 @pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.1.0"])
 def test_every_arm_has_neon_whatever_llvm_can_read(monkeypatch, triple):
-    monkeypatch.setattr(simd.llvm, "get_process_triple", lambda: triple)
-    monkeypatch.setattr(simd.llvm, "get_host_cpu_features", dict)
-    found = simd.tile(simd.host_features())
-    assert (found.lanes, found.rows, found.dot) == (4, 14, False)
+    monkeypatch.setattr(host.llvm, "get_process_triple", lambda: triple)
+    monkeypatch.setattr(host.llvm, "get_host_cpu_features", dict)
+    found = host.choose(host.features())
+    assert (found.lanes, found.rows, found.dot) == (4, 14, None)
     monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
-    assert simd.tile(simd.host_features()) == found
+    assert host.choose(host.features()) == found
 
 
 # Its machine code ---------------------------------------------------------------------------------------------------
@@ -96,7 +87,7 @@ def test_every_arm_has_neon_whatever_llvm_can_read(monkeypatch, triple):
 
 def inner_loop(shape, rows, triple, cpu, fma):
     """Of the parts between labels, the one with most multiply-adds, up to its jump back."""
-    parts = re.split(r"\n(?=\.?LBB)", simd.machine_code(shape, rows, triple, cpu))
+    parts = re.split(r"\n(?=\.?LBB)", foreign.machine_code(shape, rows, triple, cpu))
     part = max(parts, key=lambda p: len(re.findall(fma, p)))
     (end,) = [m.end() for m in re.finditer(rf"\n\s+(?:j|b\.)\w+\s+{re.escape(part.split(':')[0])}\b", part)]
     return part[:end]
@@ -108,14 +99,14 @@ def spills(loop, vector):
 
 @pytest.mark.parametrize(("features", "shape", "triple", "cpu", "fma", "vector"), TILES, ids=IDS)
 def test_inner_loop_is_multiply_adds_in_registers(features, shape, triple, cpu, fma, vector):
-    found = simd.tile(features)
+    found = host.choose(features)
     for rows in (found.rows, found.rows - 1, 1):
         loop = inner_loop(found, rows, triple, cpu, fma)
         assert len(re.findall(fma, loop)) == 2 * rows * found.vectors  # k goes in pairs
         assert not spills(loop, vector), loop
         assert not re.search(r"\s(call|bl)\s", loop)
     if triple == LINUX:  # else each row's address is had from the one before: a chain longer than the multiply-adds
-        pointers = 1 + -(-found.rows // simd.SHARED)
+        pointers = 1 + -(-found.rows // blocking.POINTED)
         assert len(re.findall(r"\s(?:add|lea)q\s", inner_loop(found, found.rows, triple, cpu, fma))) <= 2 * pointers + 1
     if triple != LINUX:  # else a float is loaded into all lanes, on a pipe of the multiply-adds
         assert "ld1r" not in inner_loop(found, found.rows, triple, cpu, fma)
@@ -123,7 +114,7 @@ def test_inner_loop_is_multiply_adds_in_registers(features, shape, triple, cpu, 
 
 @pytest.mark.parametrize(("features", "shape", "triple", "cpu", "fma", "vector"), TILES[:6], ids=IDS[:6])
 def test_a_tile_too_tall_is_seen_to_spill(features, shape, triple, cpu, fma, vector):
-    found = simd.tile(features)
+    found = host.choose(features)
     taller = replace(found, rows=found.rows + 1)
     assert spills(inner_loop(taller, taller.rows, triple, cpu, fma), vector)
 
@@ -152,47 +143,6 @@ def test_product(rows, depth, add):
             want[place] = (want[place] if add else 0) + x[i] @ y
         multiply(a, row, step, b, line, c, c_row, c_row, rows, depth, add)
         np.testing.assert_allclose(c, want, rtol=1e-5)  # what lies around the tile is as it was
-
-
-@cache
-def multiply_by(micro):
-    """c = or += a b', by a record: what products do with its parts."""
-    words, pack, wide, narrow = micro.words, micro.pack, micro.wide, micro.narrow
-
-    @jit.helper()
-    def multiply(c, a, b, room, panel, add):
-        w, _ = words(a, room)
-        rows, depth = w.shape
-        pack(panel, b, 0, 0, depth)
-        x, y = at(w, 0), at(panel, 0)
-        if b.shape[1] > LANES:
-            wide(rows, x, depth, 1, y, NR, at(c, 0), NR, depth, add, y, 0, 0)
-        else:
-            narrow(rows, x, depth, 1, y, NR, at(c, 0), NR, depth, add, y, 0, 0)
-
-    return multiply
-
-
-ORDERS = {"serial": lambda k: [k], "pairs": lambda k: [k + 1, k] if k % 2 == 0 else []}
-"""Which products are added at each k."""
-
-
-@pytest.mark.parametrize("micro", [FLOATS, PAIRS], ids=lambda micro: micro.storage)
-def test_a_record_adds_products_in_the_order_that_it_names(micro):
-    rng, kind = np.random.default_rng(4), TYPES[micro.storage].dtype
-    cases = (1, 3, MR), (1, LANES, NR - 1, NR), (1, 2, 7, 64), (False, True)
-    for rows, columns, depth, add in combinations(*cases):
-        shapes = (rows, depth), (depth, columns)
-        a, b = ((rng.uniform(-2, 2, s) * 2.0 ** rng.integers(-3, 4, s)).astype(BF16).astype(kind) for s in shapes)
-        c = rng.random((rows, NR), F32)
-        x, y = np.pad(a.astype(float), [(0, 0), (0, 1)]), np.pad(b.astype(float), [(0, 1), (0, 0)])
-        want = np.zeros((rows, columns), F32)
-        for k in chain.from_iterable(map(ORDERS[micro.order], range(depth))):
-            want = (x[:, k, None] * y[k] + want).astype(F32)  # exact in float64
-        want += c[:, :columns] if add else 0
-        room = np.empty(rows * (depth + 1), F32)
-        multiply_by(micro)(c, a, b, room, np.empty((depth + 1) * NR, F32), add)
-        np.testing.assert_array_equal(c[:, :columns].view(np.uint32), want.view(np.uint32))
 
 
 list_places = matmul.places_of((0, 2))
@@ -244,22 +194,22 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
     (NR, NR, MR),  # whole tiles only
     (NR + 1, NR + 1, MR + 1),  # one over
     (3, 1024, 49),  # rows that start 4 KB apart
-    (2 * MR + 3, blocks.ALIASED, 2 * MR + 3),  # of weight, forward, in smaller groups
-    (8 * MR, blocks.ALIASED, MR),  # of tokens
-    (2 * MR + 3, 2 * NR, 2 * blocks.ALIASED),  # of dout
+    (2 * MR + 3, blocking.ALIASED, 2 * MR + 3),  # of weight, forward, in smaller groups
+    (8 * MR, blocking.ALIASED, MR),  # of tokens
+    (2 * MR + 3, 2 * NR, 2 * blocking.ALIASED),  # of dout
     (FLOATS.few, 67, 131),
     (FLOATS.few + 1, 67, 131),
-    (17, 2 * _forward.DEPTH + 1, 7),  # blocks of k, forward
-    (7, 35, 2 * FLOATS.short_depth + 1),  # of dinp
-    (_backward_input.SHORT + 1, 33, _backward_input.INPUT_DEPTH + 1),
-    (matmul.WEIGHT_DEPTH + 1, 31, 97),  # of dweight
-    (max(_forward.WIDE, blocks.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens
-    (5, blocks.COLUMNS + 8, 3),  # of columns
+    (17, 2 * blocking.DEPTH + 1, 7),  # blocks of k, forward
+    (7, 35, 2 * FLOATS.few_depth + 1),  # of dinp
+    (blocking.SHORT + 1, 33, blocking.INPUT_DEPTH + 1),
+    (blocking.WEIGHT_DEPTH + 1, 31, 97),  # of dweight
+    (max(blocking.WIDE, blocking.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens
+    (5, blocking.COLUMNS + 8, 3),  # of columns
     (2, 3, 50257),
-    (5, 37, 2 * _backward_input.SHARE_ROWS + 1),  # dinp by two shares of rows,
-    (67, blocks.COLUMNS + 1, 16 * 67),  # by four,
-    (_backward_input.SHARED, 35, 4 * _backward_input.SHARED),  # by two again, as there are more tokens
-    (3, 33, _backward_input.SHARES * _backward_input.SHARE_ROWS + 5),  # and by all
+    (5, 37, 2 * blocking.SHARE_ROWS + 1),  # dinp by two shares of rows,
+    (67, blocking.COLUMNS + 1, 16 * 67),  # by four,
+    (blocking.SHARED, 35, 4 * blocking.SHARED),  # by two again, as there are more tokens
+    (3, 33, blocking.SHARES * blocking.SHARE_ROWS + 5),  # and by all
 ]
 
 
@@ -273,8 +223,8 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
         (67, 16 * 67, 4),
         (3, 1029, 16),
         (64, 50257, 16),
-        (_backward_input.SHARED, 4 * _backward_input.SHARED, 2),
-        (_backward_input.SHARED + 1, 50257, 1),
+        (blocking.SHARED, 4 * blocking.SHARED, 2),
+        (blocking.SHARED + 1, 50257, 1),
     ],
 )
 def test_shares_of_rows_follow_from_the_shape(tokens, rows, shares):
@@ -299,8 +249,8 @@ def test_rows_that_share_their_places_in_the_first_level_cache_are_fewer_than_th
     def largest(row):
         return -(-rows // count_groups(rows, row))
 
-    assert largest(3 * blocks.ALIASED) <= min(MR, 7)  # usual caches hold 8 lines at one place
-    assert largest(blocks.PACKED) == largest(blocks.ALIASED - simd.LINE) == -(-rows // -(-rows // MR))
+    assert largest(3 * blocking.ALIASED) <= min(MR, 7)  # usual caches hold 8 lines at one place
+    assert largest(blocks.PACKED) == largest(blocking.ALIASED - blocking.LINE) == -(-rows // -(-rows // MR))
 
 
 def micro_kernels(text):

@@ -13,11 +13,13 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from machine_code import foreign
 
 from cpuopt import cli
 from cpuopt.errors import UserError
-from cpuopt.kernels.toolkit import simd, targets
-from cpuopt.kernels.toolkit.targets import TARGETS
+from cpuopt.kernels.toolkit import simd
+from cpuopt.kernels.toolkit.micro import host, targets
+from cpuopt.kernels.toolkit.micro.targets import TARGETS
 from cpuopt.lab import targets as reader
 
 F32 = np.float32
@@ -39,14 +41,14 @@ FOREIGN = ("haswell", "znver4", "neoverse-v2")
 def hot(name: str) -> reader.ForeignLoop:
     """The loop of a machine's micro-kernel, of its tallest tile."""
     target = TARGETS[name]
-    tile = simd.tile(target.features)
-    text = simd.machine_code(tile, tile.rows, target.triple, target.name)
+    tile = host.choose(target.features)
+    text = foreign.machine_code(tile, tile.rows, target.triple, target.name)
     return max(reader.loops(text, target), key=lambda v: v.fmas)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_tile_of_each_machine_stays_in_registers(name: str) -> None:
-    loop, tile = hot(name), simd.tile(TARGETS[name].features)
+    loop, tile = hot(name), host.choose(TARGETS[name].features)
     assert (loop.width, loop.fmas, loop.spills) == (WIDTHS[name], 2 * tile.rows * tile.vectors, 0)
     assert loop.instructions <= 2.1 * loop.fmas
     assert loop.loads == 2 * (tile.rows + tile.vectors) - 2 * (WIDTHS[name] == 4)  # NEON loads two vectors in one
@@ -106,9 +108,9 @@ def test_a_loop_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_tile_of_each_machine_is_right_here(name: str) -> None:
-    tile, depth = simd.tile(TARGETS[name].features), 5
+    tile, depth = host.choose(TARGETS[name].features), 5
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=3)
-    module = simd.micro_kernel(tile, tile.rows, llvm.get_process_triple())
+    module = foreign.micro_kernel(tile, tile.rows, llvm.get_process_triple())
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
     floats, n, yes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
     kinds = [floats, n, n, floats, n, floats, n, n, yes, floats, n, n]
@@ -127,10 +129,10 @@ def test_the_tile_of_each_machine_is_right_here(name: str) -> None:
 def test_the_environment_chooses_the_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, lanes in WIDTHS.items():
         monkeypatch.setenv(targets.VARIABLE, name)
-        assert simd.tile(simd.host_features()).lanes == lanes
+        assert host.choose(host.features()).lanes == lanes
     monkeypatch.setenv(targets.VARIABLE, "znver33")
     with pytest.raises(UserError, match="did you mean 'znver3'"):
-        simd.host_features()
+        host.features()
 
 
 KERNEL = """

@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 
 from ...errors import UserError
 from ...isolate.serve import Say, serve
-from ..toolkit import targets
+from ..toolkit.micro import targets
 from .numba_internals import codegen
 
 

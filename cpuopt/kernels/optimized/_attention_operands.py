@@ -1,22 +1,20 @@
 """The storage types of attention: how rows become operands of its products, which sum in float32.
 
-A product of tiles reads its first operand by words and its second by vectors of words. A word holds the `unit`
-neighbours along the summed axis that one instruction multiplies: one float32, or two bfloat16. Operands that are not
-read in place are written to the working memory `w` of a thread.
+A product of tiles reads its first operand by words and its second by vectors of words. A word holds the
+neighbours along the summed axis that one instruction multiplies (``micro``). Operands that are not read in place are
+written to the working memory `w` of a thread.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numba import prange
-from numba.core.imputils import impl_ret_borrowed
-from numba.extending import intrinsic
 
-from ...ops.storage import WIDE
 from ..compile.jit import helper
-from ..compile.storage import bfloat16
 from ..toolkit.elementwise import bounds, chunks
 from ..toolkit.lanes import load, load_some, spread, store, transpose
+from ..toolkit.micro import MicroKernel
+from ..toolkit.micro.generic import FLOATS, PAIRS
 from ..toolkit.pairs import (
     interleaved,
     is_half,
@@ -29,8 +27,8 @@ from ..toolkit.pairs import (
     store_first,
     store_second,
 )
-from ..toolkit.simd import LANES, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
-from ..toolkit.tiles import BLOCK, ZERO, flat, product, product_by, up
+from ..toolkit.simd import LANES, PER_WORD, at, transpose_words
+from ..toolkit.tiles import BLOCK, ZERO, flat, product_by, up
 
 
 class RowView(NamedTuple):
@@ -60,14 +58,6 @@ def rows_from(x, token, channel):
     return RowView(x.array, x.first + token * x.step + channel, x.step)
 
 
-@intrinsic
-def sums_of(typingctx, x, room):
-    """Return the memory of an array's sums: itself if it is float32, else the room."""
-    of = int(x.dtype == bfloat16)
-    kind = (x, room)[of]
-    return kind(x, room), lambda context, builder, sig, args: impl_ret_borrowed(context, builder, kind, args[of])
-
-
 @helper(parallel=True)
 def convert(to, x):
     """Copy between an array and its sums, if these are not the same."""
@@ -84,11 +74,9 @@ class Operands:
 
     Attributes
     ----------
-    name : the type, for `kernel`.
-    unit : neighbours along the summed axis in one word.
-    lines : floats of each word in the second operand.
+    micro : the micro-kernel.
+    product : its product of tiles, of `tiles.product_by`.
     folds : whether `turn` multiplies by the scale of the scores; a bfloat16 would be rounded once more.
-    product : the product of tiles, of `tiles.product_by`.
     rows : ``rows(w, room, x, n, HS)`` makes the first operand of a sum over channels, in place if it can, and returns
         its pointer and the distance of its rows.
     columns : ``columns(w, room, x, n, HS, copied)`` makes the second one of a sum over rows, likewise.
@@ -98,11 +86,9 @@ class Operands:
     put_adjoints : ``put_adjoints(w, score, datt, paired, k, q, p, p1, ds, ds1)`` stores weights and adjoints of scores.
     """
 
-    name: str
-    unit: int
-    lines: int
-    folds: bool
+    micro: MicroKernel
     product: Any
+    folds: bool
     rows: Any
     columns: Any
     turn: Any
@@ -180,11 +166,9 @@ def put_adjoint_floats(w, score, datt, paired, k, q, p, p1, ds, ds1):
 
 
 FLOAT32 = Operands(
-    name=WIDE,
-    unit=1,
-    lines=1,
+    micro=FLOATS,
+    product=product_by(FLOATS),
     folds=True,
-    product=product,
     rows=rows_by(1, pack_floats),
     columns=float_columns,
     turn=turn_floats,
@@ -244,11 +228,9 @@ def put_adjoint_words(w, score, datt, paired, k, q, p, p1, ds, ds1):
 
 
 BFLOAT16 = Operands(
-    name="bfloat16",
-    unit=2,
-    lines=PER_WORD,
+    micro=PAIRS,
+    product=product_by(PAIRS),
     folds=False,
-    product=product_by(pair_product, narrow_pair_product, 2, PER_WORD),
     rows=rows_by(2, pack_words),
     columns=pair_columns,
     turn=turn_words,

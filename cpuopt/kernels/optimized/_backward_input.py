@@ -5,9 +5,6 @@ from numba import prange
 
 from ..compile.jit import helper
 from ..toolkit.blocks import (
-    ALIASED,
-    COLUMNS,
-    INPUT_ROWS,
     PACKED,
     add_columns,
     ceil,
@@ -21,16 +18,12 @@ from ..toolkit.blocks import (
 )
 from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import load_some, spread, store_some
+from ..toolkit.micro.blocking import ALIASED, COLUMNS, INPUT_DEPTH, INPUT_ROWS, LINE, SHARE_ROWS, SHARED, SHARES, SHORT
 from ..toolkit.pairs import floats, is_half, narrow
 from ..toolkit.queue import deal, take
-from ..toolkit.simd import LANES, LINE, NR, at
+from ..toolkit.simd import LANES, NR, at
 
 ZERO = np.float32(0)
-INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
-SHORT = 128  # tokens up to which a block of dinp has `short_depth` k
-SHARED = 256  # tokens up to which dinp is summed by shares of weight's rows
-SHARES = 16  # most of them: each needs the memory of a dinp
-SHARE_ROWS = 64  # fewest rows of a share
 INPUT_SPARE = INPUT_ROWS * NR
 CHUNK_SUMS = INPUT_ROWS * -(-COLUMNS // NR) * NR  # of a chunk of dinp that is rounded when it is done
 
@@ -73,18 +66,22 @@ def share_floats(M, C, N):
 
 def input_by(micro):
     """Make the gradient of a linear layer's input, of the words of dout; and count the scratch of a thread."""
-    multiply, pack, group, few, short_depth = (
-        multiply_columns_by(micro), micro.pack, micro.group, micro.few, micro.short_depth,
+    multiply, pack, group, few, few_depth = (
+        multiply_columns_by(micro), micro.pack, micro.group, micro.few, micro.few_depth,
     )  # fmt: skip
     count_groups, share_unit, block_unit = count_groups_by(micro), micro.unit, max(2, micro.unit)
     chunk_sums = CHUNK_SUMS if micro.rounds else 0
     behind_panel = INPUT_SPARE + INPUT_DEPTH * NR * micro.lines
-    size = behind_panel + short_depth * few + chunk_sums
+    size = behind_panel + few_depth * few + chunk_sums
 
     @helper()
-    def input_chunk(to, row, column, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, most):
-        """Compute tokens m0..m1 and columns c0..c1 of dinp, of the words n0..n1 of dout, at [row, column] of `to`."""
+    def input_chunk(to, row, column, add, dout, weight, mine, tokens, columns, words, most):
+        """Compute tokens and columns of dinp, of some words of dout, at [row, column] of `to`.
+
+        Each of them goes from the first up to the end.
+        """
         N, C, W = dout.shape[1], weight.shape[1], to.shape[1]
+        (m0, m1), (c0, c1), (n0, n1) = tokens, columns, words
         rows = m1 - m0
         copied = dout.shape[0] <= few and C % ALIASED > 0
         groups = count_groups(rows, PACKED if copied else N)
@@ -113,7 +110,7 @@ def input_by(micro):
                 else:  # rows of this share alone: if two caches held those of another, their update would be slow
                     ahead = at(weight, group * (n + depth) * C + c0 if n + depth < n1 else group * n0 * C + c1)
                 adds, step = adding and inside, depth // groups * C
-                multiply(C - c, rows, a, a_row, b, line, target, target_row, depth, adds, ahead, step, C, shift)
+                multiply(C - c, rows, a, a_row, b, line, target, target_row, depth, adds, (ahead, step, C, shift))
                 if not inside:
                     add_columns(to, row, edge, tile, rows, adding)
 
@@ -124,7 +121,7 @@ def input_by(micro):
         N = dout.shape[1]
         threads = panels.shape[0] // size
         shares = count_shares(M, group * N) if parts.shape[0] > 0 else 1
-        depth = short_depth if M <= SHORT else INPUT_DEPTH
+        depth = few_depth if M <= SHORT else INPUT_DEPTH
         m_chunks = token_pieces(M, INPUT_ROWS, threads)
         c_chunks = pieces(C, COLUMNS, NR, shares * m_chunks, threads)
         chunks, by_tokens = m_chunks * c_chunks, prefers_tokens(M, C, N)
@@ -135,20 +132,20 @@ def input_by(micro):
             chunk = take(queue, t)
             while chunk >= 0:
                 part, (m, c) = chunk // chunks, place(chunk % chunks, m_chunks, c_chunks, by_tokens)
-                m0, m1 = piece(m, m_chunks, M, LINE), piece(m + 1, m_chunks, M, LINE)
-                c0, c1 = piece(c, c_chunks, C, NR), piece(c + 1, c_chunks, C, NR)
-                n0, n1 = piece(part, shares, N, share_unit), piece(part + 1, shares, N, share_unit)
+                m0, m1 = tokens = piece(m, m_chunks, M, LINE), piece(m + 1, m_chunks, M, LINE)
+                c0, c1 = columns = piece(c, c_chunks, C, NR), piece(c + 1, c_chunks, C, NR)
+                words = piece(part, shares, N, share_unit), piece(part + 1, shares, N, share_unit)
                 if shares > 1:
                     to = parts[part * M * C : (part + 1) * M * C].reshape(M, C)
-                    input_chunk(to, m0, c0, False, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+                    input_chunk(to, m0, c0, False, dout, weight, mine, tokens, columns, words, depth)
                 elif is_half(dinp):
                     wide = ceil(c1 - c0, NR) * NR
                     to = sums[: (m1 - m0) * wide].reshape(m1 - m0, wide)
-                    input_chunk(to, 0, 0, False, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+                    input_chunk(to, 0, 0, False, dout, weight, mine, tokens, columns, words, depth)
                     for i in range(m1 - m0):
                         narrow(dinp, (m0 + i) * C + c0, sums, i * wide, c1 - c0, add)
                 else:
-                    input_chunk(floats(dinp), m0, c0, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+                    input_chunk(floats(dinp), m0, c0, add, dout, weight, mine, tokens, columns, words, depth)
                 chunk = take(queue, t)
         if shares > 1:
             for i in prange(ceil(M * C, CHUNK)):

@@ -7,9 +7,6 @@ from numba import prange
 
 from ..compile.jit import helper
 from ..toolkit.blocks import (
-    ALIASED,
-    COLUMNS,
-    INPUT_ROWS,
     add_columns,
     ceil,
     count_groups_by,
@@ -21,16 +18,13 @@ from ..toolkit.blocks import (
     token_pieces,
 )
 from ..toolkit.lanes import add_transposed, load, load_some, store, store_some
+from ..toolkit.micro.blocking import ALIASED, COLUMNS, DEPTH, INPUT_ROWS, LEAST, LINE, SLICE, WIDE
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import deal, take
-from ..toolkit.simd import LANES, LINE, MR, NR, at
+from ..toolkit.simd import LANES, MR, NR, at
 
 ZERO = np.float32(0)
-SLICE = 128  # k of a packing task
-TALL = -(-48 // lcm(MR, LANES)) * lcm(MR, LANES)  # rows of weight in a chunk: whole tiles and vectors; AVX-512: 112
-WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB; AVX-512: 112 KB
-DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2; AVX-512:
-# 448 and 128 KB of 1 MB or more
+TALL = -(-LEAST // lcm(MR, LANES)) * lcm(MR, LANES)
 FORWARD_SCRATCH = WIDE * TALL + TALL
 
 
@@ -133,23 +127,26 @@ def forward_by(micro, prefers):
                 b = at(panels, (m * K + k * NR) * lines)
                 if m == m0:  # fetch the next group's rows: one stretch of memory where a block is all of K
                     size = ceil(n1 - n0, groups)
-                    ahead, ahead_group, step = at(a, size * K), size * K, 2 * size
+                    ahead, apart, step = at(a, size * K), size * K, 2 * size
                 else:  # fetch the next panel, each group a part of it
-                    ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
+                    ahead, apart = at(b, K * NR * lines), depth * NR // groups * lines
                     step = 2 * ceil(NR, groups) * lines
                 to = at(sums, (m - m0) * TALL)
                 adding = add or k > 0
                 columns = m1 - m
-                multiply(columns, n1 - n0, a, K, b, NR, to, NR, depth, adding, ahead, ahead_group, step, 0)
+                multiply(columns, n1 - n0, a, K, b, NR, to, NR, depth, adding, (ahead, apart, step, 0))
 
     @helper()
-    def forward_tokens(out, inp, panels, low, more, bias, tile, m0, m1, n0, n1, most, add):
-        """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias, or add to it.
+    def forward_tokens(out, inp, panels, low, more, bias, tile, tokens, outputs, most, add):
+        """Compute some tokens and outputs, from the first up to the end, of panels of rows of weight, with the bias.
+
+        Or add to what is there.
 
         A bfloat16 gets the whole sum, of one block of k, and of the product of `low` with the panels `more` if there
         is one.
         """
         K, N, direct = inp.shape[1], out.shape[1], not is_half(out)
+        (m0, m1), (n0, n1) = tokens, outputs
         rows = m1 - m0
         groups = count_groups(rows, K)
         for k in range(0, K, most):
@@ -158,15 +155,15 @@ def forward_by(micro, prefers):
                 inside = direct and n + NR <= N
                 b = at(panels, (n * K + k * NR) * lines)
                 to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
-                ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
+                ahead, apart = at(b, K * NR * lines), depth * NR // groups * lines
                 step = 2 * ceil(NR, groups) * lines
                 x, adding, columns = at(inp, m0 * K + k), add or k > 0, N - n
                 adds = adding and inside
-                multiply(columns, rows, x, K, b, NR, to, to_row, depth, adds, ahead, ahead_group, step, 0)
+                multiply(columns, rows, x, K, b, NR, to, to_row, depth, adds, (ahead, apart, step, 0))
                 if low.shape[0] > 0:
                     R = low.shape[1]
                     x, b = at(low, m0 * R), at(more, n * R * lines)
-                    multiply(columns, rows, x, R, b, NR, to, to_row, R, True, b, 0, 0, 0)
+                    multiply(columns, rows, x, R, b, NR, to, to_row, R, True, (b, 0, 0, 0))
                 if not direct:
                     put_columns(out, m0, n, tile, rows, bias)
                 elif not inside:
@@ -209,10 +206,10 @@ def forward_by(micro, prefers):
                 m0, m1 = piece(m, m_chunks, M, step), piece(m + 1, m_chunks, M, step)
                 n0, n1 = piece(n, n_chunks, N, unit), piece(n + 1, n_chunks, N, unit)
                 if many:
-                    forward_tokens(out, inp, panels, at_once, more, bias, mine, m0, m1, n0, n1, depth, False)
+                    forward_tokens(out, inp, panels, at_once, more, bias, mine, (m0, m1), (n0, n1), depth, False)
                     if two and not is_half(out):
-                        none = low[:0]
-                        forward_tokens(out, low, more, none, more, bias[:0], mine, m0, m1, n0, n1, depth_two, True)
+                        none, tokens, outputs = low[:0], (m0, m1), (n0, n1)
+                        forward_tokens(out, low, more, none, more, bias[:0], mine, tokens, outputs, depth_two, True)
                 else:
                     forward_sums(mine, weight, panels, m0, m1, n0, n1, depth, False)
                     if two:

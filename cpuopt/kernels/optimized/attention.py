@@ -210,7 +210,7 @@ def attend_floats(HS, unit, lines):
 
 def attend_by(x: Operands) -> Any:
     """Make the function of a block of queries."""
-    unit, lines, folds = x.unit, x.lines, x.folds
+    unit, lines, folds = x.micro.group, x.micro.lines, x.folds
     product, rows, columns, turn, softmax = x.product, x.rows, x.columns, x.turn, softmax_by(x.put_weights)
 
     @helper()
@@ -268,7 +268,7 @@ def attend_by(x: Operands) -> Any:
 
 def forward_by(attend, x: Operands) -> Any:
     """Make the forward from the function of a block of queries."""
-    unit, lines = x.unit, x.lines
+    unit, lines = x.micro.group, x.micro.lines
 
     @helper()
     def block(out, lse, q, k, v, limits, group, w, room, task):
@@ -309,7 +309,7 @@ def backward_floats(HS, unit, lines):
 
 def backward_by(x: Operands) -> Any:
     """Make the backward of a storage type."""
-    unit, lines, folds, rows, columns, turn = x.unit, x.lines, x.folds, x.rows, x.columns, x.turn
+    unit, lines, folds, rows, columns, turn = x.micro.group, x.micro.lines, x.folds, x.rows, x.columns, x.turn
     product, softmax_backward = x.product, softmax_backward_by(x.put_adjoints)
 
     @helper()
@@ -435,7 +435,7 @@ def attention_by(x: Operands) -> Attention:
     """Make the functions of attention for a storage type."""
 
     def work(floats):
-        return "work", for_each_thread(lambda sizes: floats.py_func(head_size(sizes), x.unit, x.lines))
+        return "work", for_each_thread(lambda sizes: floats.py_func(head_size(sizes), x.micro.group, x.micro.lines))
 
     attend = attend_by(x)
     steps = "steps", lambda sizes: sizes["B"] * sizes["NH"] * blocks_of.py_func(sizes["T"]), "int32"
@@ -448,7 +448,7 @@ ATTENTION = [attention_by(x) for x in (FLOAT32, BFLOAT16)]
 
 def register(x: Attention) -> None:
     """Register the kernels of a storage type."""
-    forward, backward, of = x.forward, x.backward, x.operands.name
+    forward, backward, of = x.forward, x.backward, x.operands.micro.storage
 
     @kernel(ops.attention_forward, "optimized", of=of, scratch=x.forward_scratch, parallel=False)
     def attention_forward(out, lse, qkv, starts, window, cap, work, queue):

@@ -10,21 +10,13 @@ from numba import prange
 from ... import ops
 from ...ops.classifier import BLOCK
 from ..compile.jit import helper, kernel
+from ..toolkit.micro.blocking import SHARED, STRIP
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
-from .matmul import (
-    FORWARD_SCRATCH,
-    PRODUCTS,
-    SHARED,
-    STRIP,
-    WEIGHT_SCRATCH,
-    share_floats,
-    up,
-    weight_floats,
-)
+from .matmul import FORWARD_SCRATCH, PRODUCTS, WEIGHT_SCRATCH, share_floats, up, weight_floats
 
 ZERO = np.float32(0)
 

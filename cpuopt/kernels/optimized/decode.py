@@ -24,11 +24,11 @@ from ..toolkit.lanes import (
     sum_lanes,
     tanh,
 )
-from ..toolkit.pairs import add_pairs, is_half, load_some_words, load_words
+from ..toolkit.pairs import add_pairs, is_half, load_some_words, load_words, sums_of
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
 from ..toolkit.tiles import flat
-from ._attention_operands import RowView, rows_from, sums_of, thirds
+from ._attention_operands import RowView, rows_from, thirds
 from .attention import ATTENTION, BLOCK, Attention, attend_floats
 
 TILED = 16  # queries from which on packing them into tiles pays
@@ -208,7 +208,8 @@ def start(out, made, keys, values, q, k, v, position, limits, att, bg):
 
 def decode_by(x: Attention) -> tuple[Any, list[tuple[Any, ...]]]:
     """Make the function of new tokens for a storage type, and list its scratch."""
-    attend, unit, lines, rounds = x.attend, x.operands.unit, x.operands.lines, bool(x.operands.name)
+    attend, micro = x.attend, x.operands.micro
+    unit, lines, rounds = micro.group, micro.lines, micro.rounds
 
     @helper()
     def many(out, keys, values, q, position, limits, work, bh):
@@ -247,7 +248,7 @@ def decode_by(x: Attention) -> tuple[Any, list[tuple[Any, ...]]]:
     return decode, [("att", B * NH * S + B * NH), ("work", work_floats)]
 
 
-DECODE = {x.operands.name: decode_by(x) for x in ATTENTION}
+DECODE = {x.operands.micro.storage: decode_by(x) for x in ATTENTION}
 """The function of new tokens and its scratch, by storage type."""
 
 

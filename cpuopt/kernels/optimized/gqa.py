@@ -3,17 +3,19 @@
 from ... import ops
 from ...ops.declaration import HS, NKV, B, T
 from ..compile.jit import kernel
+from ..toolkit.pairs import sums_of
 from ..toolkit.tiles import flat
-from ._attention_operands import convert, rows_of, sums_of
+from ._attention_operands import convert, rows_of
 from .attention import ATTENTION, Attention, limits_of
 from .decode import DECODE
 
 
 def register(x: Attention) -> None:
     """Register the kernels of a storage type."""
-    forward, backward, of = x.forward, x.backward, x.operands.name
+    forward, backward, micro = x.forward, x.backward, x.operands.micro
+    of = micro.storage
     decode, decode_scratch = DECODE[of]
-    sums = ("sums", 2 * B * T * NKV * HS if of else 0)
+    sums = ("sums", 2 * B * T * NKV * HS if micro.rounds else 0)
 
     @kernel(ops.gqa_forward, "optimized", of=of, scratch=x.forward_scratch, parallel=False)
     def gqa_forward(out, lse, q, k, v, starts, window, cap, work, queue):

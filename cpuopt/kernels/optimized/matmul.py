@@ -43,22 +43,18 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.blocks import COLUMNS, PACKED, add_columns, ceil, even, largest, multiply_by, padded, piece, pieces, up
+from ..toolkit.blocks import PACKED, add_columns, ceil, even, largest, multiply_by, padded, piece, pieces, up
 from ..toolkit.lanes import load, load_some, spread, store, store_some
-from ..toolkit.micro import MICRO_KERNELS, MicroKernel
+from ..toolkit.micro import MicroKernel
+from ..toolkit.micro.blocking import COLUMNS, LINE, OUTPUTS, PACKED_ROWS, SHARED, STRIP, THIN, THIN_DEPTH, WEIGHT_DEPTH
+from ..toolkit.micro.records import MICRO_KERNELS
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch, put_place, transpose
-from ._backward_input import SHARED, input_by, share_floats
+from ..toolkit.simd import LANES, MR, NR, at, prefetch, put_place, transpose
+from ._backward_input import input_by, share_floats
 from ._forward import FORWARD_SCRATCH, forward_by, prefers_by
 
 ZERO = np.float32(0)
-PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
-THIN = 32  # rows or columns of a thin gradient
-THIN_DEPTH = 128  # k of a block of a thin gradient: the panel is 16 KB of L1
-OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
-STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
-WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS + LANES * LANES  # a square too, in which tiles are transposed
 LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
@@ -68,7 +64,7 @@ WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * LISTED * -(-OUTPUTS // MR)
 
 def pack_outputs_by(micro):
     """Make the function that packs columns of dout for a strip of a weight's gradient."""
-    load_words, one, group, most = micro.load, micro.one, micro.group, micro.rows
+    lay, one, group, most = micro.lay, micro.one, micro.group, micro.rows
 
     @helper()
     def pack_outputs(block, dout, m, depth, n0, rows):
@@ -86,7 +82,7 @@ def pack_outputs_by(micro):
                 column, to = n0 + lo, lo * depth
                 for k in range(first, min(last, safe)):
                     for i in range(0, n, LANES):
-                        store(block, to + k * n + i, load_words(dout, m + k * group, column + i))
+                        lay(block, to + k * n + i, dout, m + k * group, column + i)
                 for k in range(max(first, safe), last):
                     for i in range(n):
                         block[to + k * n + i] = one(dout, m + k * group, column + i)
@@ -105,7 +101,7 @@ def pack_outputs_by(micro):
             for first in range(0, depth, LANES):
                 for k in range(first, min(first + LANES, depth)):
                     if i + LANES <= columns:
-                        store(square, (k - first) * LANES, load_words(dout, m + k * group, n0 + i))
+                        lay(square, (k - first) * LANES, dout, m + k * group, n0 + i)
                     else:
                         for j in range(columns - i):
                             square[(k - first) * LANES + j] = one(dout, m + k * group, n0 + i + j)
@@ -211,11 +207,11 @@ def weight_chunk_by(micro, pack_outputs):
                     x, adds, length = at(block, 0), adding and inside, depth * NR * lines
                     if fetches and M <= SHARED:
                         list_ahead(places, depth // 2, to, n0, rows, c, at(b, length), length)
-                        ahead, apart = at(places, 0), 2 * LISTED
-                        multiply_ahead(rows, x, PACKED, b, NR, out, line, depth, adds, ahead, apart, 0, 0)
+                        fetch = at(places, 0), 2 * LISTED, 0, 0
+                        multiply_ahead(rows, x, PACKED, b, NR, out, line, depth, adds, fetch)
                     else:
-                        ahead, apart, step = at(b, length), length // groups, 2 * ceil(NR, groups) * lines
-                        multiply(rows, x, PACKED, b, NR, out, line, depth, adds, ahead, apart, step, 0)
+                        fetch = at(b, length), length // groups, 2 * ceil(NR, groups) * lines, 0
+                        multiply(rows, x, PACKED, b, NR, out, line, depth, adds, fetch)
                     if not inside:
                         add_columns(grad, row, c, tile, rows, adding)
 
@@ -248,8 +244,8 @@ def thin_by(micro, pack_outputs):
                 inside = c + NR <= C
                 target, row = (at(to, c), C) if inside else (at(tile, 0), NR)
                 ahead = at(many, m * C + c + NR if c + NR < c1 else (m + depth * group) * C + c0)
-                a, b, apart = at(block, 0), at(panel, 0), depth // groups * C
-                multiply(R, a, PACKED, b, NR, target, row, depth, m > 0 and inside, ahead, apart, C, shift)
+                a, b, fetch = at(block, 0), at(panel, 0), (ahead, depth // groups * C, C, shift)
+                multiply(R, a, PACKED, b, NR, target, row, depth, m > 0 and inside, fetch)
                 if not inside:
                     add_columns(to, 0, c, tile, R, m > 0)
 
@@ -428,7 +424,7 @@ def products_by(micro):
     return Products(micro, prefers, *forward_by(micro, prefers), operands, *input_by(micro), weight_by(micro))
 
 
-PRODUCTS = tuple(map(products_by, MICRO_KERNELS))
+PRODUCTS = tuple(map(products_by, MICRO_KERNELS.values()))
 
 
 def register(products):

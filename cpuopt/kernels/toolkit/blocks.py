@@ -4,13 +4,10 @@ The sizes of blocks depend on the shape alone, so that no element is summed in a
 """
 
 from ..compile.jit import helper
-from .simd import LANES, LINE, NR, at
+from .micro.blocking import ALIASED, LINE, PLACES
+from .simd import LANES, NR, at
 
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
-ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
-PLACES = 8  # the fewest lines that usual first-level caches hold at one place
-INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
-COLUMNS = 384  # most columns of a dinp chunk
 
 
 def up(n, step):
@@ -99,21 +96,23 @@ def count_groups_by(micro):
 def multiply_by(micro, product):
     """Make the product of rows of a, in the even groups of `count_groups`, with one panel, by a micro-kernel.
 
-    Group g fetches from ahead[g * ahead_group]. One in tiles is made of groups already.
+    `fetch` is what comes next: a pointer, and the floats by which it moves on for each group, and for each second k
+    shifted right by the last number. One in tiles is made of groups already.
     """
     if micro.tiled:
         return product
     count_groups = count_groups_by(micro)
 
     @helper()
-    def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+    def multiply(rows, a, row, b, line, c, c_row, depth, add, fetch):
+        ahead, apart, step, shift = fetch
         groups = count_groups(rows, row)
         size, longer = rows // groups, rows % groups
         lo = 0
         for g in range(groups):
             n = size + 1 if g < longer else size
             start, r, s = (lo * depth, 1, n) if row == PACKED else (lo * row, row, 1)
-            x = at(ahead, g * ahead_group)
+            x = at(ahead, g * apart)
             product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
             lo += n
 
@@ -125,11 +124,11 @@ def multiply_columns_by(micro):
     multiply_wide, multiply_narrow = multiply_by(micro, micro.wide), multiply_by(micro, micro.narrow)
 
     @helper()
-    def multiply(columns, rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+    def multiply(columns, rows, a, row, b, line, c, c_row, depth, add, fetch):
         if columns > LANES:
-            multiply_wide(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift)
+            multiply_wide(rows, a, row, b, line, c, c_row, depth, add, fetch)
         else:
-            multiply_narrow(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift)
+            multiply_narrow(rows, a, row, b, line, c, c_row, depth, add, fetch)
 
     return multiply
 

@@ -61,12 +61,22 @@ def is_half(typingctx, x):
     return types.boolean(x), lambda context, builder, signature, args: context.get_constant(types.boolean, known)
 
 
-@intrinsic
-def read_of(typingctx, weight, copy):
-    """Return what products read of a weight: itself if it is bfloat16, else its copy."""
-    of = int(weight.dtype != bfloat16)
-    kind = (weight, copy)[of]
-    return kind(weight, copy), lambda context, builder, sig, args: impl_ret_borrowed(context, builder, kind, args[of])
+def first_if(half):
+    """Make the function that returns the first of two arrays if it is bfloat16, or if it is not; else the second."""
+
+    @intrinsic
+    def choose(typingctx, x, y):
+        of = int((x.dtype == bfloat16) != half)
+        kind = (x, y)[of]
+        return kind(x, y), lambda context, builder, sig, args: impl_ret_borrowed(context, builder, kind, args[of])
+
+    return choose
+
+
+read_of = first_if(half=True)
+"""What products read of a weight and its copy."""
+sums_of = first_if(half=False)
+"""Where the sums of an array are kept: there, or in the room for them."""
 
 
 def bits_at(emit, kind, place, lanes):

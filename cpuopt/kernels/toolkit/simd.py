@@ -7,8 +7,8 @@
 ``a`` is the *broadcast* side: one float at a time is spread over a vector, so rows and k may lie at any strides.
 ``b`` is the *vector* side: NR neighbouring floats for each k.
 
-A `Tile` is the shape that a machine's registers allow, and `tile` is the rule that gives it. Nothing else knows a
-machine: `Emit` writes LLVM's vector code, which suits them all, and `machine_code` shows what any of them would run.
+The shape follows from the registers of a machine (``micro``). Nothing else knows a machine: `Emit` writes LLVM's vector
+code, which suits them all; ``benchmarks/targets.py`` shows what any of them would run.
 An epilogue beyond writing and adding works on what `product` wrote, while it is in the first-level cache.
 
 `pair_product` is the same for bfloat16. Two neighbours along k lie in one word of 32 bits, the one with the even k in
@@ -16,125 +16,27 @@ the lower half, and such words take the places of floats: half as many of them. 
 
     c[i, j] = fma(a_even, b_even, fma(a_odd, b_odd, c[i, j]))
 
-each rounded to nearest even. A processor with ``avx512bf16`` has one instruction for that, which takes subnormal
-numbers as zero. Others compute the two multiply-adds, and get the same bits. For them a panel has two lines of floats
-for each k, the odd halves and the even ones: then only the words of ``a`` are taken apart in the inner loop.
+each rounded to nearest even. Some processors have one instruction for that. Others compute the two multiply-adds, and
+get the same bits. For them a panel has two lines of floats for each k, the odd halves and the even ones: then only the
+words of ``a`` are taken apart in the inner loop.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
-import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compile.storage import bfloat16, full, like
-from . import proof, targets
-from .targets import AMX
+from .micro import InstructionSet, host
+from .micro.blocking import LINE, POINTED
 
 F32, I32, I64, BIT, POINTER = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(1), ir.PointerType()
 BYTE, I16 = ir.IntType(8), ir.IntType(16)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """The shape of a micro-kernel: `rows` rows of `vectors` vectors of `lanes` floats.
-
-    Attributes
-    ----------
-    registers : the number of vector registers.
-    spare : the number of registers that must stay free beyond the sums and the operands of the multiply-adds.
-    fused : whether the machine has a fused multiply-add; without it, LLVM is left to choose.
-    dot : whether the machine has an instruction for pairs of bfloat16.
-    ahead : whether a weight's gradient leaves memory time to fetch what its update reads. So it is on Zen 5, which has
-        ``avxvnni`` beside ``avx512bf16``, and not on Zen 3 and Zen 4. Sapphire Rapids has both, and was not measured.
-    order : the order of a product of bfloat16, as ``micro`` names them.
-    amx : whether AMX computes it, as ``proof`` allows.
-    """
-
-    lanes: int
-    registers: int
-    spare: int = 0
-    fused: bool = True
-    rows: int = 0
-    vectors: int = 0
-    dot: bool = False
-    ahead: bool = False
-    order: str = "pairs"
-    amx: bool = False
-
-
-AVX512 = Tile(lanes=16, registers=32)
-AVX2 = Tile(lanes=8, registers=16)
-NEON = Tile(lanes=4, registers=32)
-PLAIN = Tile(lanes=4, registers=16, spare=5, fused=False)  # as SSE2: products apart from sums, operands overwritten
-
-
-def tile(features: Iterable[str]) -> Tile:
-    """Choose the tile for a machine from LLVM's names of its features.
-
-    The sums, a row of the vector side and one broadcast must fit into the registers: with one too many, LLVM spills in
-    the inner loop. At least 8 sums must be under way to keep two multiply-add pipes busy for four cycles. A
-    multiply-add may need 3/4 of a load, since there are as many load ports as multiply-add pipes. Of the tiles that
-    fit, this is the narrowest, and the tallest of those: tokens of a small batch are padded to its width.
-    """
-    features = set(features)
-    machine = PLAIN
-    for needed, candidate in ({"avx512f"}, AVX512), ({"avx2", "fma"}, AVX2), ({"neon"}, NEON):
-        if needed <= features:
-            machine = candidate
-            break
-    for vectors in range(1, machine.registers):
-        rows = (machine.registers - machine.spare - 1) // vectors - 1
-        if rows * vectors >= 8 and rows + vectors <= 0.75 * rows * vectors:
-            dot, order = {"avx512f", "avx512bf16"} <= features, "amx" if {"avx512f", *AMX} <= features else "pairs"
-            ahead = dot and "avxvnni" in features
-            return replace(machine, rows=rows, vectors=vectors, dot=dot, ahead=ahead, order=order)
-    raise AssertionError(machine)
-
-
-def host_features() -> set[str]:
-    """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``.
-
-    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. AMX is left out if it
-    may not be used.
-    """
-    if target := targets.chosen():
-        return set(target.features)
-    allowed = amx_proof()
-    return there() if allowed is None or allowed.use else there() - AMX
-
-
-def amx_proof() -> proof.Proof | None:
-    """Return whether AMX may be used and why; None where numba does not compile for it, or for another's tile."""
-    return proof.found() if targets.chosen() is None and AMX <= there() else None
-
-
-def there() -> set[str]:
-    """Return what LLVM names.
-
-    Every aarch64 has NEON, also if LLVM names no feature, as under an emulator that shows the ``/proc/cpuinfo`` of
-    another processor.
-    """
-    if llvm.get_process_triple().startswith(("aarch64", "arm64")):
-        return set(targets.NEON)
-    if numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
-        return {name for name, there in llvm.get_host_cpu_features().items() if there}
-    implied = {"x86-64-v3": {"avx2", "fma"}, "x86-64-v4": {"avx2", "fma", "avx512f"}}
-    listed = {f[1:] for f in (numba.config.CPU_FEATURES or "").split(",") if f.startswith("+")}
-    return listed | implied.get(numba.config.CPU_NAME, set())
-
-
-HOST = tile(host_features())
-if HOST.order == "amx":
-    HOST = replace(HOST, amx=targets.chosen() is None)
+HOST = host.choose(host.features())
 LANES, MR, NR = HOST.lanes, HOST.rows, HOST.lanes * HOST.vectors
-LINE = 16  # floats in a cache line
 PER_WORD = 1 if HOST.dot else 2  # floats of a panel for each word: the word itself, or both halves
-SHARED = 7  # rows of the micro-kernel that share a pointer
 
 
 def unit_of(kind):
@@ -142,21 +44,10 @@ def unit_of(kind):
     return I16 if getattr(kind, "dtype", None) == bfloat16 else F32
 
 
-class _BFloat(ir.types._BaseFloatType):  # the emitter's type of a bfloat16, which llvmlite lacks
-    null = "0.0"
-    intrinsic_name = "bf16"
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-
-_BFloat._create_instance()
-
-
 class Emit:
     """Emitter of vector code through an IRBuilder; strides and offsets count floats."""
 
-    def __init__(self, builder: ir.IRBuilder, shape: Tile) -> None:
+    def __init__(self, builder: ir.IRBuilder, shape: InstructionSet) -> None:
         self.builder, self.tile = builder, shape
         self.vector = ir.VectorType(F32, shape.lanes)
 
@@ -205,17 +96,10 @@ class Emit:
         name = "fma" if self.tile.fused else "fmuladd"
         return self.call(f"llvm.{name}.v{self.tile.lanes}f32", self.vector, x, y, z)
 
-    def dot(self, x, y, z):
-        """Compute z plus the products of both halves of words."""
-        halves = ir.VectorType(_BFloat(), 2 * self.tile.lanes)
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.tile.lanes}"
-        x, y = (self.builder.bitcast(word, halves) for word in (x, y))
-        return self.call(name, self.vector, z, x, y)
-
     def add_pairs(self, x, y, z):
         """Compute z plus the products of both halves of words, by the instruction or by two multiply-adds."""
         if self.tile.dot:
-            return self.dot(x, y, z)
+            return self.tile.dot.add(self, x, y, z)
         for odd in True, False:
             z = self.multiply_add(self.half(x, odd), self.half(y, odd), z)
         return z
@@ -233,11 +117,8 @@ class Emit:
 
     def rounded(self, x, y):
         """Round two vectors to bfloat16, one behind the other in one vector of 16 bits."""
-        shorts = ir.VectorType(I16, 2 * self.tile.lanes)
         if self.tile.dot:
-            halves = ir.VectorType(_BFloat(), 2 * self.tile.lanes)
-            name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * self.tile.lanes}"
-            return self.builder.bitcast(self.call(name, halves, y, x), shorts)
+            return self.tile.dot.rounded(self, x, y)
         x, y = (bfloat16.narrow(self.builder, part) for part in (x, y))
         every = ir.Constant(ir.VectorType(I32, 2 * self.tile.lanes), list(range(2 * self.tile.lanes)))
         return self.builder.shuffle_vector(x, y, every)
@@ -261,23 +142,22 @@ class Emit:
         `ahead` is a list of places, of which every second k fetches the next: two lines of the cache.
 
         k goes in pairs. Seven rows share a pointer: x86's addressing finds them by registers of 1, 3 and 5 strides in
-        bytes, each times 1, 2 or 4. The offset of the first is a register too: without one, NEON would load its float
-        by an instruction that takes a multiply-add's place.
+        bytes, each times 1, 2 or 4. The offset of the first is a register too, if the instruction set asks for it.
         """
         bld, width, (ahead_step, shift) = self.builder, range(vectors), fetch
-        bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, SHARED)]
+        bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, POINTED)]
         line, step, *strides = (
             self.hidden(self.times(x, 4 * n)) for x, n in ((line, 1), (step, 1), (row, 1), (row, 3), (row, 5))
         )
-        zero = self.hidden(I64(0)) if self.tile.lanes == NEON.lanes else I64(0)
+        zero = self.hidden(I64(0)) if self.tile.indexed else I64(0)
         spots = [(i, j) for i in range(rows) for j in width]
         c_rows = [self.at(c, self.times(c_row, i)) for i in range(rows)]
         for place in c_rows:
             self.prefetch(place, write=True)
 
-        accumulate = self.dot if pairs and self.tile.dot else self.multiply_add
+        accumulate = self.add_pairs if pairs and self.tile.dot else self.multiply_add
         passes = [[self.spread]]  # over the rows, by what to make of an element for each line of the panel
-        if pairs and self.tile.lanes == AVX512.lanes and not self.tile.dot:  # both halves would take two registers more
+        if pairs and self.tile.halves_apart and not self.tile.dot:
             passes = [[lambda x, odd=odd: self.spread(self.half(x, odd))] for odd in (True, False)]
         elif pairs and not self.tile.dot:
             passes = [[lambda x, odd=odd: self.half(self.spread(x), odd) for odd in (True, False)]]
@@ -355,7 +235,7 @@ def at(typingctx, array, offset):
     return FLOATS(array, INT), codegen
 
 
-def product_of(vectors: int, pairs: bool = False, tile: Tile = HOST, listed: bool = False):
+def product_of(vectors: int, pairs: bool = False, tile: InstructionSet = HOST, listed: bool = False):
     """Make the micro-kernel of `vectors` vectors of columns.
 
     Parameters
@@ -472,26 +352,3 @@ def ticket(typingctx, counter):
         return builder.zext(number, I64)
 
     return INT(counter), codegen
-
-
-def micro_kernel(shape: Tile, rows: int, triple: str) -> ir.Module:
-    """Make a module with the micro-kernel alone, as the function ``product`` of `Emit.product`'s arguments."""
-    module = ir.Module()
-    module.triple = triple
-    kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), "product")
-    builder = ir.IRBuilder(function.append_basic_block())
-    Emit(builder, shape).product(rows, shape.vectors, False, False, *function.args)
-    builder.ret_void()
-    return module
-
-
-def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
-    """Generate the micro-kernel for any machine that LLVM knows; return its assembly."""
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    parsed = llvm.parse_assembly(str(micro_kernel(shape, rows, triple)))
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(parsed, passes)
-    return machine.emit_assembly(parsed)

@@ -12,13 +12,11 @@ from numba.extending import intrinsic
 
 from ..compile.jit import helper
 from .lanes import INT, Lanes, load, load_some, store, store_some
-from .simd import I32, LANES, MR, NR, at, narrow_product
-from .simd import product as micro
+from .micro.blocking import BLOCK, LOOKS
+from .simd import I32, LANES, MR, NR, at
 
-BLOCK = 64  # rows and columns of a tile of scores: 16 KB, half of the usual first-level cache
 COLS, ZERO = NR, np.float32(0)
 PART = min(LANES, 2 ** (MR.bit_length() - 1))  # most rows of a micro-tile that share a range; a vector has whole groups
-LOOKS = 2000  # at what another thread will write before this one offers its core: about a microsecond
 WHOLE, COLUMNS, DEPTH = range(3)
 """What the range of a row limits in a product c = a @ b: nothing; the columns of c; or what is summed over, since a is
 zero beyond it."""
@@ -36,11 +34,12 @@ def flat(x):
     return x.reshape(x.size)
 
 
-def product_by(micro, narrow, unit, lines):
-    """Make the product of tiles from the micro-kernels.
+def product_by(record):
+    """Make the product of tiles by a micro-kernel on vectors.
 
-    `unit` elements of a row of a lie in one float, and b has `lines` rows for each float of a's.
+    `group` elements of a row of a lie in one float, and b has `lines` rows for each float of a's.
     """
+    micro, narrow, unit, lines = record.wide, record.narrow, record.group, record.lines
 
     @helper()
     def product(c, c_row, a, a_row, a_step, b, b_row, rows, cols, depth, limit, adds):
@@ -77,9 +76,6 @@ def product_by(micro, narrow, unit, lines):
             i += n
 
     return product
-
-
-product = product_by(micro, narrow_product, 1, 1)
 
 
 @helper()

@@ -1,6 +1,6 @@
 """Machines that code can be generated for on any host, by their names in LLVM.
 
-``CPUOPT_TARGET=neoverse-v2`` in the environment makes kernels with the tile of that machine, in code of this one: LLVM
+``CPUOPT_TARGET=neoverse-v2`` in the environment makes kernels with that machine's vectors, in code of this one: LLVM
 splits vectors that are too wide for it.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ...errors import UserError
-from ...wording import nearest
+from ....errors import UserError
+from ....wording import nearest
 
 LINUX, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 VARIABLE = "CPUOPT_TARGET"

@@ -1,4 +1,4 @@
-"""A process that proves AMX on this machine, and may crash: ``python -m cpuopt.kernels.compile.prove``.
+"""A process that proves AMX on this machine, and may crash: ``python -m cpuopt.kernels.toolkit.micro.amx.prove``.
 
 It compares products of random words on AMX with their model, bit by bit: for many numbers of rows and of words along k,
 written and added, with zeros, infinities and NaN, and without subnormal numbers. Then it compares the time of a product
@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ...isolate.serve import Say, serve
-from ...ops.storage import TYPES, WIDE
-from ..toolkit import amx
-from ..toolkit.blocks import multiply_by
-from ..toolkit.micro import PAIRS
-from ..toolkit.simd import LANES, NR, at
-from .jit import helper
+from .....isolate.serve import Say, serve
+from .....ops.storage import TYPES, WIDE
+from ....compile.jit import helper
+from ...blocks import multiply_by
+from ...simd import LANES, NR, at
+from ..generic import PAIRS
+from . import ROWS as TILE_ROWS
+from . import multiply_of
 
 DEPTHS = *range(1, 18), 31, 32, 33, 100, 300
 ROWS = *range(1, 34), 47, 64, 70
@@ -32,7 +33,7 @@ def caller(multiply):
     @helper()
     def run(a, b, c, depth, add):
         rows, width = a.shape
-        multiply(rows, at(a, 0), width, at(b, 0), NR, at(c, 0), NR, depth, add, at(b, 0), 0, 0, 0)
+        multiply(rows, at(a, 0), width, at(b, 0), NR, at(c, 0), NR, depth, add, (at(b, 0), 0, 0, 0))
 
     return run
 
@@ -51,7 +52,7 @@ def words(rng, shape, special):
 def compare() -> int:
     """Count the products that differ."""
     rng, differ = np.random.default_rng(SEED), 0
-    both = [[caller(amx.multiply_of(n, tiles=tiles)) for tiles in (True, False)] for n in (1, 2)]
+    both = [[caller(multiply_of(n, tiles=tiles)) for tiles in (True, False)] for n in (1, 2)]
     for depth in DEPTHS:
         for rows in ROWS:
             a, b = words(rng, (rows, depth + 3), rows % 3), words(rng, (depth, NR), depth % 3)
@@ -81,9 +82,9 @@ def prove(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     if differ := compare():
         return {"use": False, "reason": f"{differ} products have other bits than their model"}
     rng = np.random.default_rng(SEED)
-    a, b = words(rng, (4 * amx.ROWS, 256), 0), words(rng, (256 * PAIRS.lines, NR), 0)
+    a, b = words(rng, (4 * TILE_ROWS, 256), 0), words(rng, (256 * PAIRS.lines, NR), 0)
     mine, other = (
-        seconds(caller(m), a, b) for m in (amx.multiply_of(NR // LANES, tiles=True), multiply_by(PAIRS, PAIRS.wide))
+        seconds(caller(m), a, b) for m in (multiply_of(NR // LANES, tiles=True), multiply_by(PAIRS, PAIRS.wide))
     )
     return {"use": mine < other, "reason": f"{other / mine:.1f} times as fast as the next micro-kernel"}
 

@@ -1,7 +1,7 @@
 """Products of bfloat16 on Intel's AMX: registers of 16 rows of 64 bytes, and an instruction that multiplies them.
 
 A tile of a has 16 words of 16 rows, one of b 16 lines of 16 words, as panels have them. ``tdpbf16ps`` adds the products
-of 32 neighbours along k to a sum c in an order of its own, which is the order ``amx`` of ``micro``::
+of 32 neighbours along k to a sum c in an order of its own, which is the order ``amx``::
 
     e, o = +0, +0
     for each word:  e = fma(a_even, b_even, e);  o = fma(a_odd, b_odd, o)
@@ -18,19 +18,35 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, 
 family 6, model 207, gave the bits of this order in a million products of tiles, with special numbers among them.
 """
 
+from dataclasses import replace
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..compile.jit import helper
-from .blocks import PACKED, padded
-from .simd import BYTE, F32, FLOATS, HOST, I16, I64, INT, LANES, Emit, at
+from ....compile.jit import helper
+from ...blocks import PACKED, padded
+from ...pairs import put_words
+from ...simd import BYTE, F32, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
+from .. import host, targets
+from ..generic import PAIRS, pack_pairs_by
+from . import proof
 
 SIDE = 16  # rows of a tile, and words or floats of a row
 ROWS = 2 * SIDE  # of a product: two tiles of rows and two of columns need four loads for four products
 WIDTH = 4 * SIDE  # bytes of a row
 DEPTH = 256  # words of k at a time: their part of a panel is 32 KB of L1
+FEATURES = targets.AVX512 | targets.AMX
+
+
+def proved() -> proof.Proof | None:
+    """Return whether AMX may be used and why; None where numba does not compile for it, or for another's vectors."""
+    return proof.found() if targets.chosen() is None and FEATURES <= host.there() else None
+
+
+HERE = proved() is not None and proof.found().use
+"""Whether products are computed by the tiles, and not by their model."""
 
 
 class Tiles:
@@ -134,7 +150,7 @@ def model(builder, vectors, rows, a, row, b, line, c, c_row, depth, add):
             emit.store(total, sums)
 
 
-def multiply_of(vectors: int, tiles: bool = HOST.amx):
+def multiply_of(vectors: int, tiles: bool = HERE):
     """Make the product of rows with one panel, of `vectors` vectors of columns: on AMX, or by its `model`.
 
     Its arguments are those of the function of `blocks.multiply_by`; packed rows lie `padded` words apart.
@@ -181,7 +197,8 @@ def multiply_of(vectors: int, tiles: bool = HOST.amx):
         return types.void(INT, *where, INT, types.boolean, FLOATS, INT, INT), codegen
 
     @helper()
-    def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+    def multiply(rows, a, row, b, line, c, c_row, depth, add, fetch):
+        ahead, ahead_group, step, shift = fetch
         apart, whole = padded(depth) if row == PACKED else row, depth // SIDE * SIDE
         full = rows // ROWS * ROWS
         for first, last in ((0, full), (full, rows)):  # groups of one size, so that tiles are set once
@@ -223,3 +240,26 @@ def chain(typingctx, x, rounds):
         return context.get_dummy_value()
 
     return types.void(FLOATS, INT), codegen
+
+
+TILES = replace(
+    PAIRS,
+    name="amx",
+    features=FEATURES,
+    instruction="tdpbf16ps",
+    order="amx",
+    lines=1,
+    rows=ROWS,
+    columns=2 * SIDE,
+    unit=SIDE,
+    wide=multiply_of(NR // LANES),
+    narrow=multiply_of(1),
+    listed=None,
+    put=put_words,
+    transpose=transpose,
+    pack=pack_pairs_by(put_words, 1),
+    allowed=HERE or targets.chosen() is not None,  # whose order they have
+    chain=chain,
+    flops=8 * 4 * SIDE**3,
+)
+RECORDS = (TILES,)

@@ -1,7 +1,7 @@
 """Whether this process may use AMX, on a processor that has it.
 
 Linux must permit it, once in each process. And it must have been proved on this machine: where kernels are first
-imported, a child process (``compile.prove``) compares products on AMX with their model of plain multiply-adds, bit by
+imported, a child process (``prove``) compares products on AMX with their model of plain multiply-adds, bit by
 bit, and their speed with that of the next micro-kernel. If it crashes, errs or is slower, AMX is passed over. The
 outcome is kept beside the compiled kernels; `cpuopt machine` shows it. ``CPUOPT_AMX=off`` passes AMX over, and ``on``
 uses it without a proof.
@@ -20,20 +20,21 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from ...errors import UserError
-from ...isolate.process import Side, Worker
-from ..compile import entries
-from ..compile.dependencies import settings, sha
-from ..compile.progress import proving
-from .targets import VARIABLE as TARGET
+from .....errors import UserError
+from .....isolate.process import Side, Worker
+from ....compile import entries
+from ....compile.dependencies import settings, sha
+from ....compile.progress import proving
+from ..targets import VARIABLE as TARGET
 
 VARIABLE = "CPUOPT_AMX"
 PERMISSION = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), since Linux 5.16
 LIMIT_S = 300.0
 """Seconds that the proof may take; most of them are compilation."""
 TEXTS = (
-    *(f"toolkit/{name}.py" for name in ("amx", "blocks", "micro", "pairs", "proof", "simd")),
-    *(f"compile/{name}.py" for name in ("jit", "prove", "storage")),
+    *(f"toolkit/{name}.py" for name in ("blocks", "pairs", "simd")),
+    *(f"toolkit/micro/{name}.py" for name in ("__init__", "generic", "amx/__init__", "amx/proof", "amx/prove")),
+    *(f"compile/{name}.py" for name in ("jit", "storage")),
 )
 """What a proof depends on, besides the machine and `settings`."""
 FINAL = "SIGILL", "SIGSEGV", "SIGBUS"
@@ -77,7 +78,7 @@ def found() -> Proof:
 
 def kept() -> Proof:
     """Return the proof that is kept, or make and keep one; processes that this one starts use it too."""
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[3]
     texts = [(here / name).read_text() for name in TEXTS]
     machine = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), platform.release()
     key = sha(repr((machine, settings(), texts)).encode())
@@ -85,7 +86,8 @@ def kept() -> Proof:
     if folder and (payload := entries.read(folder, key)):
         return Proof(**json.loads(payload))
     proving("AMX")
-    proof, final = proved(Side.module("proof", "cpuopt.kernels.compile.prove", **{VARIABLE: "on", TARGET: ""}))
+    side = Side.module("proof", "cpuopt.kernels.toolkit.micro.amx.prove", **{VARIABLE: "on", TARGET: ""})
+    proof, final = proved(side)
     if folder and final:
         with suppress(OSError):
             entries.write(folder, key, json.dumps(asdict(proof)).encode())

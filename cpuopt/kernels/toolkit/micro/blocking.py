@@ -1,0 +1,36 @@
+"""The thresholds by which products and attention are cut, and why; no other file of them has one.
+
+They are the same on all machines. Those in the first part decide where a sum is cut, so they are part of the result:
+with others it has other bits. Sizes are for a first-level cache of 32 KB and a second of 512 KB, and counted in words.
+"""
+
+# where a sum is cut into blocks, each summed by itself
+DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of L2. Of 16 floats a
+# vector: 448 and 128 KB of the 1 MB or more that such machines have
+INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
+SHORT = 128  # tokens up to which a block of dinp has a depth of its own
+FLOATS_DEPTH = 192  # that depth of float32: dout and dinp of few tokens are small, and a panel of 12 KB stays in L1
+WORDS_DEPTH = INPUT_DEPTH  # of bfloat16: as for many tokens, since no other has been measured; another gives other bits
+SHARED = 256  # tokens up to which dinp is summed by shares of weight's rows
+SHARES = 16  # most of them: each needs the memory of a dinp
+SHARE_ROWS = 64  # fewest rows of a share
+WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
+THIN = 32  # rows or columns of a thin gradient
+THIN_DEPTH = 128  # k of a block of a thin gradient: the panel is 16 KB of L1
+BLOCK = 64  # rows and columns of a tile of scores: 16 KB, half of L1
+
+# what changes no bit
+SLICE = 128  # k of a packing task
+LEAST = 48  # rows of weight in a forward chunk, rounded up to whole tiles and vectors; of 16 floats a vector: 112
+WIDE = 256  # tokens of a forward chunk: with 48 rows, a strip of sums of 48 KB; with 112, of 112 KB
+INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
+COLUMNS = 384  # most columns of a dinp chunk
+FEW = 5  # most products' rows of tokens for which dinp of float32 reads weight in place: a copy would not pay
+PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
+OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
+STRIP = 65536  # floats of gradient in a strip: half of L2
+LINE = 16  # floats in a cache line
+POINTED = 7  # rows of a product that share a pointer, of which x86 reaches as many by three registers
+ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
+PLACES = 8  # the fewest lines that usual first-level caches hold at one place
+LOOKS = 2000  # at what another thread will write before this one offers its core: about a microsecond
