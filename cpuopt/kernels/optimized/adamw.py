@@ -14,8 +14,9 @@ def numbers(lr, beta1, beta2, eps, weight_decay, step):
 
 
 @helper()
-def update(param, m, v, grad, scale, b1, c1, b2, c2, rate, root, small, decay):
+def update(param, m, v, grad, scale, numbers):
     """Divide once."""
+    b1, c1, b2, c2, rate, root, small, decay = numbers
     for i in range(grad.shape[0]):
         g = grad[i] * scale
         mi = b1 * m[i] + c1 * g

@@ -4,9 +4,9 @@ The rows are stored, added to what is there, or an optimizer's step is taken fro
 
 The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
 float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
-parameter, of each state and of the gradient, the gradient's scale, and the numbers. It does not read an element that it
-has stored, because one in bfloat16 then has the rounded number. A package of variants without such a file takes that of
-vanilla.
+parameter, of each state and of the gradient, the gradient's scale, and a tuple of the numbers. It does not read an
+element that it has stored, because one in bfloat16 then has the rounded number. A package of variants without such a
+file takes that of vanilla.
 """
 
 import inspect
@@ -35,6 +35,23 @@ HELD = 2**16  # elements; copies of smaller weights are of a model whose weights
 by_row = partial(helper, _nrt=False)  # else numba counts references to every array of `to` at each row
 
 
+@helper()
+def nothing(*args):
+    """Do nothing."""
+
+
+@helper()
+def rows_of_weight(to):
+    """Count the rows of the first array."""
+    return to[0].shape[0]
+
+
+@helper(inline="always")
+def unbiased(to):
+    """Return False."""
+    return False
+
+
 @dataclass(frozen=True)
 class Epilogue:
     """What a kernel does with finished rows of a weight's gradient. All that they go to comes as one tuple, `to`.
@@ -58,33 +75,16 @@ class Epilogue:
     """
 
     steps: bool
-    begin: Any
-    rows: Any
-    place: Any
-    finish: Any
-    again: Any
-    biased: Any
-    end: Any
     step: Any = None
     row: Any = None
+    place: Any = None
+    again: Any = None
+    begin: Any = nothing
+    rows: Any = rows_of_weight
+    finish: Any = nothing
+    biased: Any = unbiased
+    end: Any = nothing
     reads: tuple[int, ...] = ()
-
-
-@helper()
-def nothing(*args):
-    """Do nothing."""
-
-
-@helper()
-def rows_of_weight(to):
-    """Count the rows of the first array."""
-    return to[0].shape[0]
-
-
-@helper(inline="always")
-def unbiased(to):
-    """Return False."""
-    return False
 
 
 def bias_at(i: int) -> Any:
@@ -177,7 +177,7 @@ def storing(bias: bool) -> Epilogue:
         return (to[0], to[1] or more)
 
     if not bias:
-        return Epilogue(False, nothing, rows_of_weight, place, nothing, again, unbiased, nothing)
+        return Epilogue(False, place=place, again=again)
 
     @helper()
     def rows_with_bias(to):
@@ -189,7 +189,7 @@ def storing(bias: bool) -> Epilogue:
             for i in range(rows):
                 to[2][row + i] = to[2][row + i] + sums[i] if to[3] else sums[i]
 
-    return Epilogue(False, nothing, rows_with_bias, place, finish, again, bias_at(2), nothing)
+    return Epilogue(False, place=place, again=again, rows=rows_with_bias, finish=finish, biased=bias_at(2))
 
 
 @cache
@@ -199,6 +199,17 @@ def rule_of(optimizer: Optimizer, package: str) -> tuple[ModuleType, int]:
     file = import_module(own if find_spec(own) else f"...{BASE}.{optimizer.name}", __name__)
     numbers = file.numbers.py_func
     return file, len(numbers(*[0.5] * len(inspect.signature(numbers).parameters)))
+
+
+def applied(numbers: Any, names: Sequence[str], scalars: Sequence[str]) -> Any:
+    """Make the function that converts some scalars of all arguments to the numbers of a rule."""
+    given = taken(names, scalars)
+
+    @helper(inline="always")
+    def converted(args):
+        return numbers(*given(args))
+
+    return converted
 
 
 class Step:
@@ -227,33 +238,22 @@ class Step:
         if made and self.parameters[0] in op.fuses[0].by_name:
             own.remove("copy")  # products read it too
         self.rest = [n for n in names if n not in own]
-        self.to = joined(taken(names, self.arrays), *(self._numbers(names, some) for some in of.values()))
-
-    def _numbers(self, names: Sequence[str], scalars: Sequence[str]) -> Any:
-        given, numbers = taken(names, scalars), self.file.numbers
-
-        @helper(inline="always")
-        def converted(args):
-            return numbers(*given(args))
-
-        return converted
+        self.to = joined(taken(names, self.arrays), *(applied(self.file.numbers, names, s) for s in of.values()))
 
     def step(self, k: int) -> Any:
         """Make the function of the step of the k-th parameter: ``step(to, at, grad, scale)``."""
-        rows, update = rows_of(self.each), self.file.update
-        arrays = slice(k * self.each, (k + 1) * self.each)
-        first = len(self.arrays) + k * self.count
-        numbers = slice(first, first + self.count)
-        copy = self.arrays.index("copy")
-
-        rounding = joined(*(at_random(n, self.each) for n in range(self.each)))
-        draw, place = self.arrays.index("draw"), self.arrays.index(f"{self.parameters[k]}_first" if k else "first")
+        update, each, index = self.file.update, self.each, self.arrays.index
+        copy, draw, after = index("copy"), index("draw"), len(self.arrays) + k * self.count
+        numbers = slice(after, after + self.count)  # not a tuple in `to`, which no parallel loop takes
+        place = index(f"{self.parameters[k]}_first" if k else "first")
+        arrays, rows = slice(k * each, (k + 1) * each), rows_of(each)
+        rounding = joined(*(at_random(n, each) for n in range(each)))
         index_of = first_of_row if self.made and not k else first_of_slice
 
         @by_row()
         def step(to, at, grad, scale):
             parts = rounding((rows(to[arrays], at), to[draw], to[place] + index_of(at, grad)))
-            update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
+            update(*(parts + (grad, scale, to[numbers])))  # noqa: RUF005
 
         @helper(inline="always")
         def step_and_copy(to, at, grad, scale):
@@ -267,7 +267,7 @@ class Step:
         """Make the epilogue."""
         step = self.step(0)
         if not self.made:
-            return Epilogue(True, nothing, None, None, None, None, None, nothing, step)
+            return Epilogue(True, step)
         sumsq, partial = self.arrays.index("sumsq"), self.arrays.index("partial")
 
         @by_row()
@@ -300,7 +300,7 @@ class Step:
             to[sumsq][0] = total
 
         reads = (*range(self.each),)
-        return Epilogue(True, begin, rows_of_weight, place, finish, again, biased, end, step, step_row, reads)
+        return Epilogue(True, step, step_row, place, again, begin, finish=finish, biased=biased, end=end, reads=reads)
 
     def _rows(self, step_row: Any) -> tuple[Any, Any]:
         """Make what begins, and what finishes rows; those that a lookup makes too are put aside, or finished alone."""

@@ -116,16 +116,11 @@ def _after(source: Kernel, optimizer: Optimizer) -> None:
     begin, first = epilogue.begin, _held_first(step) if how.rows else nothing
     gradients, take_steps = joined(*(_like(names, g) for g in how.gradients)), _all_rows(epilogue, len(made) > 1)
 
+    own = {g: _like(names, g) for g in how.gradients} | {f"{g}_add": constant(bool(how.rows)) for g in how.gradients}
+    needed = [*op.params, *(s.name for s in source.scratch)]
+
     def given(instead: dict[str, str]) -> Any:
-        parts = []
-        for name in [*op.params, *(s.name for s in source.scratch)]:
-            if name in how.gradients:
-                parts.append(_like(names, name))
-            elif name.removesuffix("_add") in how.gradients:
-                parts.append(constant(bool(how.rows)))
-            else:
-                parts.append(taken(names, [instead.get(name, name)]))
-        return joined(*parts)
+        return joined(*(own.get(name) or taken(names, [instead.get(name, name)]) for name in needed))
 
     plain, reads = given({}), how.parameters[0] in op.by_name
     with_copy = given({how.parameters[0]: "copy"}) if reads else plain

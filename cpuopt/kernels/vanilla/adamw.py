@@ -15,8 +15,9 @@ def numbers(lr, beta1, beta2, eps, weight_decay, step):
 
 
 @helper()
-def update(param, m, v, grad, scale, b1, c1, b2, c2, m_unbias, v_unbias, rate, small, decay):
+def update(param, m, v, grad, scale, numbers):
     """Follow the formula."""
+    b1, c1, b2, c2, m_unbias, v_unbias, rate, small, decay = numbers
     for i in range(grad.shape[0]):
         g = grad[i] * scale
         mi = b1 * m[i] + c1 * g

@@ -15,8 +15,9 @@ def numbers(lr, beta1, beta2, weight_decay):
 
 
 @helper()
-def update(param, m, grad, scale, b1, c1, b2, c2, rate, decay):
+def update(param, m, grad, scale, numbers):
     """Follow the formula; the sign of zero is zero, and NaN stays."""
+    b1, c1, b2, c2, rate, decay = numbers
     for i in range(grad.shape[0]):
         g = grad[i] * scale
         c = b1 * m[i] + c1 * g

@@ -12,8 +12,9 @@ def numbers(lr, momentum, weight_decay):
 
 
 @helper()
-def update(param, velocity, grad, scale, rate, momentum, decay):
+def update(param, velocity, grad, scale, numbers):
     """Follow the formula."""
+    rate, momentum, decay = numbers
     for i in range(grad.shape[0]):
         v = momentum * velocity[i] + (grad[i] * scale + decay * param[i])
         velocity[i] = v
