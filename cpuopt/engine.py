@@ -77,7 +77,7 @@ def exclusive(method: F) -> F:
         if self._busy.locked():  # two threads that both get past this take turns
             raise UserError(
                 f"{method.__name__}: this engine is in a call already, of another thread or one that called this; "
-                "give each thread an engine of its own, or let them take turns"
+                "use one engine per thread, or serialize the calls"
             )
         with self._busy:
             if self.torn:
@@ -308,7 +308,7 @@ class Engine:
             self._stale = False
 
     def weights_put_back(self) -> None:
-        """Have the next forward write the copies of weights anew, after they were written behind the engine's back."""
+        """Have the next forward write the copies of weights again, after they were written behind the engine's back."""
         self._stale = True
 
     def _held(self) -> bool:
@@ -506,7 +506,7 @@ class Engine:
         return self._loaded.rebound(bound, kernels, memory)
 
     def rescratched(self) -> dict[int, Bound]:
-        """Bind every call anew with scratch of its own size now, which all calls share; by the id of the call's."""
+        """Bind every call again with scratch of its own size now, which all calls share; by the id of the call's."""
         bounds = {id(b): b for b in (*self.calls, *(b for backward in self.backwards for b in backward))}
         memory = arena.Arena(max(scratch_bytes(b.call, b.kernel) for b in bounds.values()))
         return {at: self._loaded.rebound(b, [b.kernel], memory)[0] for at, b in bounds.items()}

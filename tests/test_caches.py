@@ -83,7 +83,7 @@ def test_a_generated_module_is_made_once_and_anew_where_it_is_damaged(cache, war
         assert len(make.__defaults__[0]) == made + n
         assert path.read_bytes() == whole
     assert warned() == [
-        f"cache {cache / 'generated'}: it has files that are damaged or of another version, which are made anew"
+        f"cache {cache / 'generated'}: it has files that are damaged or of another version, which are rebuilt"
     ]
     assert not list(cache.rglob("*.pyc"))  # which nothing would check
 

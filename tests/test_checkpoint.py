@@ -671,7 +671,7 @@ def test_a_guard_that_changes_the_rewrites_is_said_in_place_of_the_kernels(then,
     run(steps=1, save_every=1, variant="optimized", **then)
     settings = job.resumed(found(), {"steps": 2, **now})
     said += f", which the run {'did not have' if then else 'had'}"
-    with pytest.raises(UserError, match=rf": {said}: the run would go on as another one; .*--accept-changes"):
+    with pytest.raises(UserError, match=rf": {said}: resuming would change the run; .*--accept-changes"):
         job.prepare(settings, resume=found())
     assert job.prepare(settings, resume=found(), accept_changes=True).changes == (f"after step 1: {said}",)
 

@@ -190,7 +190,9 @@ def test_a_second_thread_is_refused(made, call):
     first.start()
     assert inside.wait(60)
     try:
-        with pytest.raises(UserError, match="^" + call + r": this engine is in a call already, .* take turns$"):
+        with pytest.raises(
+            UserError, match="^" + call + r": this engine is in a call already, .* serialize the calls$"
+        ):
             getattr(engine, call)(*(["forward"] if call == "run" else []), **({} if call == "run" else batch(1)))
     finally:
         go.set()

@@ -1,6 +1,6 @@
 """The tolerance of all checks: the wanted results of a kernel, and the comparison with its own.
 
-An element passes by the ratio of its error to the error that rounding explains::
+An element passes if its error divided by the expected rounding error is at most 1::
 
     ratio = |got - want| / (rtol * (|want| + scale) + half * |want|),   rtol = K * eps * sqrt(n)
 
@@ -9,10 +9,10 @@ eps is that of the type in which a kernel computes. A type that stores fewer dig
 of its own eps of the result.
 The scale of an element comes from the reference, and has two parts. One is how far the element moves, relative to the
 perturbation, when every float that the op reads is perturbed with a random sign: for a sum, the root of the sum of its
-squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. Perturbed as well is each
-number that the reference marks as ``rounded`` on the way. The other is the root
-mean square of the element's row (its last axis), since float32 formulas cancel, as 1 + tanh(x) does. If both are
-zero (an ignored token, the row of an embedding that no token names) the kernel must be exact.
+squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. Intermediates that the
+reference marks ``rounded`` are perturbed too. The other is the root mean square of the element's row (its last axis),
+since float32 formulas cancel, as 1 + tanh(x) does. If both are zero (an ignored token, the row of an embedding that no
+token names) the kernel must be exact.
 
 Before any threshold: an element fails that is not written, that is NaN or infinite if the reference is not, or a
 number if the reference is neither.

@@ -1,10 +1,10 @@
 """The arrays of a timed kernel: their content before each sample, and the check of the results after it.
 
-A kernel that was right on small arrays may be wrong on those that are timed, or may save itself the work once it has
-done it. So every sample starts from arrays whose outputs hold something else: NaN, zeros, numbers of a random scale,
-results of other inputs, or the right ones but for one in sixteen; scratch holds NaN, zeros or numbers; and inputs
-change from trial to trial, in the same places. None of this is timed, and it is the same for both kernels. They share
-all arrays, scratch too: the same machine code may take 15 % longer on scratch in another place.
+A kernel that was right on small arrays may be wrong on those that are timed, or may skip work by caching an earlier
+result. So before every sample, outputs hold NaN, zeros, numbers of a random scale, results of other inputs, or the
+correct results with one element in sixteen corrupted; scratch holds NaN, zeros or numbers; and inputs change from trial
+to trial, in the same places. None of this is timed, and it is the same for both kernels. They share all arrays, scratch
+too: the same machine code may take 15 % longer on scratch in another place.
 
 A sample of several calls has arrays of its own for each of them, so no call finds the work of another.
 

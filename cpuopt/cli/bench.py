@@ -62,7 +62,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="Run peers with this Python, which has torch, and transformers. Default: this one.",
     )
-    p.add_argument("--out", type=Path, metavar="FILE", help="Write the record to this file, anew after each size.")
+    p.add_argument("--out", type=Path, metavar="FILE", help="Write the record to this file, rewritten after each size.")
     shared(p, "--json", "--runs")
 
 

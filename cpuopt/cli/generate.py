@@ -49,7 +49,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--dtype",
         default="float32",
-        help="Store in this type the weights that products read, and the cache: float32 or bf16. Default: %(default)s.",
+        help="Storage type of the products' weights and of the cache: float32 or bf16. Default: %(default)s.",
     )
     shared(p, "--adapter")
     p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")

@@ -32,7 +32,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Measure this op: name, glob or family. The flag repeats, and the plan for other ops stays.",
     )
     shared(p, "--seed")
-    p.add_argument("--again", action="store_true", help="Measure anew in place of what an interrupted run kept.")
+    p.add_argument("--again", action="store_true", help="Measure again in place of what an interrupted run kept.")
     p.add_argument(
         "--budget",
         type=float,

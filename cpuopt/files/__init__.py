@@ -1,6 +1,6 @@
 """Files: written whole or not at all, whenever the machine stops; JSON of unknown origin; the user's cache.
 
-Whatever is cached can be made anew. So an entry carries a checksum, one that is damaged is as good as none, and a cache
+Whatever is cached can be rebuilt. So an entry carries a checksum, a damaged entry counts as missing, and a cache
 that cannot be used costs time and a warning, never a command: `read_entry`, `write_entry`.
 """
 
@@ -141,12 +141,12 @@ def read_entry(path: Path) -> bytes | None:
         warn_once(path.parent, f"it is not used: {e.strerror}")
         return None
     except OSError as e:
-        warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so its content is made anew")
+        warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so its content is rebuilt")
         return None
     end = len(seal("", b""))
     if entry[-end:] == seal(path.name, entry[:-end]):
         return entry[:-end]
-    warn_once(path.parent, "it has files that are damaged or of another version, which are made anew")
+    warn_once(path.parent, "it has files that are damaged or of another version, which are rebuilt")
     return None
 
 
@@ -158,7 +158,7 @@ def write_entry(path: Path, content: bytes, *, durable: bool = True) -> bool:
         warn_once(path.parent, f"it is not used: {e.strerror}")
         return False
     except OSError as e:
-        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {e.strerror or e}")
+        warn_once(path.parent, f"it keeps nothing, so all is rebuilt in each process: {e.strerror or e}")
         return False
     return True
 

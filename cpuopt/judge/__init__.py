@@ -1,1 +1,1 @@
-"""The judge of kernels that nobody vouches for: rules on their text, a closed process, private cases, verdicts."""
+"""The judge of untrusted kernels: rules on their text, a sandbox, private cases, verdicts."""

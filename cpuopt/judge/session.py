@@ -2,7 +2,7 @@
 
 A verdict is made in this order, and the first that fails ends it: the rules on the text, compilation in the closed
 process, public cases, private cases, accesses outside the arrays; then, if it is timed, the comparison with the
-baseline on the shapes of a model, both clocks, the roofs, and private cases anew.
+baseline on the shapes of a model, both clocks, the roofs, and private cases again.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class Judge:
         return {**own, "a_ms": a_ms, "b_ms": b_ms, "saves_ms": a_ms - b_ms, "layers": built["layers"], "step": whole}
 
     def again(self, kernel: Kernel) -> None:
-        """Check some private cases anew, after the timing."""
+        """Check some private cases again, after the timing."""
         rng = np.random.default_rng(private.seed())
         flags = modes(kernel.op)
         for c in private.drawn(kernel, rng)[:AGAIN]:

@@ -35,7 +35,7 @@ CALLS = tuple((which, outs, scratch) for which in (0, 1) for outs in OUTS for sc
 AT_EDGE = 2
 """Calls with the arrays at each edge of inaccessible memory, which hold some of `CALLS`, drawn for each candidate."""
 APART, LONG_APART, SLACK, NOISE_NS = 3.0, 1.5, 0.1, 1e5
-"""How far the clocks may be apart: times what they are for the baseline, in samples and long batches; and more."""
+"""Allowed disagreement of the clocks over the baseline's: samples, long batches; relative slack; slack in ns."""
 LONG_ORDER, MOST_LONG = "ABBAABBA", 4
 """Long batches of both sides, and how often they are repeated at most, as long as the clocks disagree."""
 LEAST = 4
@@ -52,7 +52,7 @@ KEEPS, CALM = 1.5, 1.25
 """How many times as long a call may take with them as with inputs that came before; and of the baseline, if it is calm.
 """
 ONCE_NS = 5e4
-"""How much longer than in a trial one call may take besides: it finds less in the nearest caches, and branches anew."""
+"""How much longer than in a trial a single call may take: its caches and branch predictor are cold."""
 SUSPECTED = 2
 """How often a candidate must be found to keep results, each time with other inputs."""
 WAITED = 0.02

@@ -368,7 +368,7 @@ class Op:
     reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
     source : the paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it computes.
-    moves : the least number of elements of an argument that a call moves, where kind and shape mislead. A number of
+    moves : elements of an argument that are read or written, if fewer than its shape suggests. A number of
         `without` may be a symbol of it, and is the end of its range if a call has none.
     role : its part in a model; a backward op has that of the op that it inverts.
     fuses : for a fused op, the ops that it stands for, in the order of their calls.

@@ -188,7 +188,7 @@ class Call:
         return RECOMPUTE if self.repeats else self.phase
 
     def retype(self) -> None:
-        """Take the types of its values anew."""
+        """Take the types of its values again."""
         self.types = types_of(self.op, self.layer, self.args)
 
     def shape(self, name: str) -> Shape | None:

@@ -40,7 +40,7 @@ from .settings import DTYPES, Settings
 
 MEASURED, MEASURED_S = 5, 2.0
 """The least number of steps that are measured, and the seconds for which they are; the lower quartile of the later half
-counts, because a process takes its first steps more slowly. What these take more counts once."""
+counts, because a process takes its first steps more slowly. Their extra time is counted once."""
 SAMPLE = 4
 """Steps whose batches show what share of their FLOPs calls are asked for."""
 

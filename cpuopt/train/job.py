@@ -505,8 +505,8 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
             refused.append(f"the order of the text, for {windows} rows are now shuffled without sorting them")
     if refused and not accept:
         raise UserError(
-            f"--resume {str(resume.run)!r}: {'; '.join(refused)}: the run would go on as another one; "
-            "restore what it was, or go on all the same with --accept-changes"
+            f"--resume {str(resume.run)!r}: {'; '.join(refused)}: resuming would change the run; "
+            "restore it, or accept the change with --accept-changes"
         )
     before = resume.state.get("changes", [])
     return (*before, *(f"after step {resume.state['step']}: {text}" for text in refused)), (*refused, *notes)

@@ -149,7 +149,7 @@ class Settings:
     )
     dtype: str = setting(
         "float32",
-        "Store in this type what products, attention and activations read: float32 or bf16. Weights that are updated, "
+        "Storage type of the inputs of products, attention and activations: float32 or bf16. Weights that are updated, "
         "sums and states stay float32.",
         one_of(DTYPES),
     )
@@ -227,7 +227,7 @@ class Settings:
     )
     overfit: bool = setting(False, "Train on the first batch only, to see the loss go to 0.")
     guard: str = setting(
-        "auto", "Answer a step that is not finite: skip its update, stop, off, or auto.", one_of(GUARDS), free=True
+        "auto", "On a NaN or infinite step: skip its update, stop, off (ignore), or auto.", one_of(GUARDS), free=True
     )
     guard_z: float = setting(
         0.0,

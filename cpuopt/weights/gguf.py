@@ -3,9 +3,8 @@
 Each architecture is a table: what a size and a tensor are called here and there. A matrix lies (out, in) in the file.
 The rows of q and k change places for ``llama``, whose channels rotate in pairs (2i, 2i + 1) there and (i, i + half)
 here. A tied head is left out, and the scaling of Llama 3's positions is a tensor with the divisor of each frequency.
-What a model's files of Hugging Face hold as one tensor is one here, and the weights of Gemma's normalizations have the
-1 that is added to them. Matrices have the type of the file; vectors, and GPT-2's positions, are float32 whatever the
-type.
+Tensors that Hugging Face stores fused stay fused, and the weights of Gemma's normalizations include the added 1.
+Matrices have the type of the file; vectors, and GPT-2's positions, are float32 whatever the type.
 
 The numbers of quantized blocks come from the package ``gguf``, both ways.
 

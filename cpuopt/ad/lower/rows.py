@@ -49,7 +49,7 @@ class Rows(LocalArrays):
             self.made.append(ast.copy_location(ast.If(test, yes, no), s))
 
     def loop_body(self, s: ast.For) -> list[ast.stmt]:
-        """Rewrite the body of a loop; it does not read the rows that it names before it names them anew."""
+        """Rewrite the body of a loop; it does not read the rows that it names before it names them again."""
         before = _without(self.rows, s.body)
         self.rows = dict(before)
         self.loops.append(s)

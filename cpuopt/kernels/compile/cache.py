@@ -177,7 +177,7 @@ class _KernelCache:
     disable = enable
 
     def flush(self) -> None:
-        """Forget the sources of the dispatcher's code: ``recompile()`` makes it anew. No entry on disk is wrong."""
+        """Forget the sources of the dispatcher's code: ``recompile()`` rebuilds it. No entry on disk is wrong."""
         _made_from.pop(self.dispatcher, None)
 
     def key(self, signature: Any, walk: Walk, callee: bool = False) -> str:
@@ -298,7 +298,7 @@ class _KernelCache:
 
 @contextlib.contextmanager
 def _without_numbas_cache(dispatcher: Any) -> Iterator[None]:
-    """Compile functions under numba's own ``cache=True`` anew, since that cache may hold old code."""
+    """Compile functions under numba's own ``cache=True`` again, since that cache may hold old code."""
     before = caching.FunctionCache.load_overload
     caching.FunctionCache.load_overload = lambda self, sig, target: None
     try:

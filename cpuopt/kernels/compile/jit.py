@@ -205,7 +205,7 @@ def _line(dispatcher: Any, said: Sequence[str]) -> str:
 
 
 def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
-    """Compile a kernel anew, without the cache, and return the dispatcher and the signature.
+    """Compile a kernel again, without the cache, and return the dispatcher and the signature.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class Numbers:
 
     Two processes would write entries that hold different functions under one name, and a kernel that calls both would
     run one for the other. So the numbers of an entry follow from its key: other entries have other ones, and who
-    compiles it anew gives the same. That of its function is even. What numba compiles besides, as its ``max``, is odd:
+    compiles it again gives the same. That of its function is even. What numba compiles besides, as its ``max``, is odd:
     it has the numbers of the entry that called it first.
     """
 

@@ -1,6 +1,6 @@
 """Backward kernels generated from the vanilla forward kernels, for every op whose forward lies in the subset.
 
-The text of each is kept in the cache and made anew when the forward or the generator changes. A backward that nobody
+The text of each is kept in the cache and rebuilt when the forward or the generator changes. A backward that nobody
 wrote by hand is the vanilla one too.
 """
 

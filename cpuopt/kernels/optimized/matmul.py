@@ -23,7 +23,7 @@ stored as bfloat16 is rounded once, when all of it is there. dinp of bfloat16 ne
 
 A gradient is thin if it has few rows or few columns, as those of an adapter of low rank have.
 
-So `weight` streams from memory once if it is large, and what comes next of it is fetched while a tile is computed.
+So a large `weight` streams from memory once; its next block is prefetched during the current tile.
 
 Work is cut into chunks that threads take by ticket, each first of its own share. An element is summed by one thread,
 over k in order, in blocks whose length depends on the shape alone. For few tokens an element of dinp is the sum of

@@ -1,6 +1,4 @@
-"""What becomes of finished rows of a weight's gradient: a kernel that makes them takes an epilogue, as products do.
-
-The rows are stored, added to what is there, or an optimizer's step is taken from them.
+"""Epilogues of weight gradients: store, accumulate, or apply the optimizer to each finished row.
 
 The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
 float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the

@@ -1,10 +1,10 @@
 """Vectors as values in numba code: formulas are written as for one number, and compute LANES at once.
 
-LLVM does not turn every loop into vector code, and where it does, loads a polynomial's constants anew in each round. A
+LLVM does not turn every loop into vector code, and where it does, loads a polynomial's constants again in each round. A
 vector is loaded from an array at an offset counted in floats, whatever the array's shape, and combined with vectors or
 float32 by ``+ - * /``; a product and a sum become one fused multiply-add if the machine has it.
 
-``_some`` means the first `n` lanes, be `n` negative or large: the others are zero when loaded, left alone when stored.
+``_some`` affects the first `n` lanes only; `n` is clamped. The others are zero when loaded, unchanged when stored.
 """
 
 import operator

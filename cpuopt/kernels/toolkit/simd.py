@@ -9,7 +9,7 @@
 
 The shape follows from the registers of a machine (``micro``). Nothing else knows a machine: `Emit` writes LLVM's vector
 code, which suits them all; ``benchmarks/targets.py`` shows what any of them would run.
-An epilogue beyond writing and adding works on what `product` wrote, while it is in the first-level cache.
+Other epilogues run on the stored tile while it is still in the first-level cache.
 
 `pair_product` is the same for bfloat16. Two neighbours along k lie in one word of 32 bits, the one with the even k in
 the lower half, and such words take the places of floats: half as many of them. A word adds two products to a sum::

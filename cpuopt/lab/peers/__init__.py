@@ -210,7 +210,7 @@ class Bench:
 
         Parameters
         ----------
-        out : a file that gets the record, anew after each result.
+        out : a file that gets the record, rewritten after each result.
 
         Raises
         ------

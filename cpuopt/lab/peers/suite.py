@@ -59,7 +59,7 @@ def run(rows: Sequence[Plan], view: View, out: Path | None = None, **bench: Any)
     ----------
     rows : the plan of each row.
     view : observer of progress.
-    out : a file that gets the record, anew after each row.
+    out : a file that gets the record, rewritten after each row.
     bench : further parameters of `Bench`.
 
     Raises
