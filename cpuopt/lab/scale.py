@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..kernels.toolkit import regions, threads
+from ..kernels.toolkit.micro.blocking import LINE
 from ..kernels.toolkit.queue import QUEUE
-from ..kernels.toolkit.simd import LINE
 from ..measure.quartile import lower_quartile
 from ..measure.rates import monotone
 from ..measure.roofline import Raise, Roofs, TimedCall

@@ -51,7 +51,7 @@ class InstructionSet:
     indexed : whether a row's first float is loaded by a register as offset, even if the offset is zero.
     halves_apart : whether a product without `dot` goes over its rows once for each half of the words.
     dot : the instructions for bfloat16; without them, two multiply-adds and arithmetic of 32 bits have the same bits.
-    ahead : whether a weight's gradient leaves memory time to fetch what its update reads.
+    ahead : whether to prefetch optimizer state during the gradient of a weight.
     rows, vectors : by the rule of `shape`, unless given.
     """
 
