@@ -274,7 +274,6 @@ def test_the_verb(here, measured, capsys):
     page = Path("page.html").read_text()
     assert violations(page) == []
     rows = [row for row in read(page).one(id="lines").all(class_="row") if row.one(class_="heat").text]
-    assert max(float(row.one(class_="heat").text) for row in rows) > 30
     assert any("product(" in row.one(class_="text").text for row in rows)
     assert cli.main([*command, "nothing"]) == 2
     assert "the step has no such op" in capsys.readouterr().err
