@@ -17,13 +17,14 @@ from math import sqrt
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..building import Bound
     from ..kernels.registry import Kernel
 
-Array = np.ndarray[Any, Any]
+    Array = np.ndarray[Any, Any]
+
 LEAST = 5
 """Samples of the rarest line that has a row."""
 SMALL = 1.0
@@ -112,10 +113,8 @@ def by_line(
     samples = samples[samples[:, 2] >= 0]
     ops = [b.call.op.name for b in calls]
     groups: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
-    if len(samples):
-        found, counts = np.unique(samples, axis=0, return_counts=True)
-        for (address, thread, call), n in zip(found.tolist(), counts.tolist(), strict=True):
-            groups[ops[call]][address, thread] += n
+    for (address, thread, call), n in Counter(map(tuple, samples.tolist())).items():
+        groups[ops[call]][address, thread] += n
     shown = {op for op, g in groups.items() if (wanted(op) if wanted else 100 * g.total() >= SMALL * len(samples))}
     code = KernelCode(kernels)
     used = {p.kernel for op in shown for address, _ in groups[op] if (p := code.find(address))}
