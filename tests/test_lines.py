@@ -116,8 +116,8 @@ def test_shares_hold_the_truth_and_name_the_inlined_chain(mine):
     found = sample("split")
     (heavy, light), n = shares(found, "heavy", "light")
     assert n > 0.8 * (found.samples - sum(r.samples for r in found.rows if not r.file))
-    low, high = lines.interval(heavy, n)
-    assert low - 3 < 75 < high + 3, (heavy, light)
+    assert n > 100
+    assert 65 < 100 * heavy / n < 85, (heavy, light)  # 3 : 1; periodic work may meet the tick
     row = next(r for r in found.rows if r.text.endswith("# heavy"))
     assert (row.function, Path(row.file)) == ("heavy", mine)
     call = 1 + next(i for i, text in enumerate(FILE.splitlines()) if text.endswith("# call"))

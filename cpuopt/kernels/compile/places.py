@@ -117,7 +117,7 @@ def _file(kernel: Kernel) -> str:
 
 def _key(kernel: Kernel) -> str:
     place = hashlib.sha256(_file(kernel).encode()).hexdigest()[:16]  # the same text elsewhere has the same code
-    return f"lines-{kernel.op.name}-{jit.code_digest(kernel)}-{place}-{_digest(_file(kernel))}"
+    return f"lines2-{kernel.op.name}-{jit.code_digest(kernel)}-{place}-{_digest(_file(kernel))}"
 
 
 def _digest(file: str) -> str:
