@@ -405,7 +405,7 @@ def test_a_loss_that_is_not_finite_later_is_a_doubt(fakes):
 
 
 BROKEN = {
-    "die": ("steps", "cpuopt: ended with status 3 during 'steps': ValueError: no more [31mpaper"),
+    "die": ("steps", "cpuopt: ended with status 3 during 'steps': ValueError: no more \ufffd[31mpaper"),
     "kill": ("steps", "cpuopt: was ended by SIGKILL, perhaps because memory ran out, during 'steps'"),
     "hang": ("steps", "cpuopt: no answer to 'steps' within 1 s; it was ended"),
     '{"losses": [1]}': ("loss", "cpuopt: the answer to 'loss' is wrong (ValueError: not a list of 2)"),
