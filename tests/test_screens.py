@@ -82,7 +82,7 @@ def profile():
 
 def sampled(threads):
     figures = {"samples": 1234567, "share": 88.8, "low": 88.7, "high": 88.9, "threads": [1234567] * threads}
-    place = "/work/cpuopt/kernels/optimized/_attention_operands.py"
+    place = "/home/me/cpuopt/kernels/optimized/_attention_operands.py"
     text = "total = total + select_some(min(remaining, LANES), exponential(row - largest), spread(ZERO))"
     where = {"file": place, "line": 1234, "function": "fast_exponential_of_rows", "text": text}
     row = Sampled(**where, chain=[f"{place}:1{n} gradient_of_keys_and_values" for n in range(3)], **figures)
