@@ -266,7 +266,7 @@ def test_a_function_whose_copy_has_other_code_has_no_lines(mine):
 
 
 def test_the_verb(here, measured, capsys):
-    command = ["profile", "--model", "gpt2-tiny", "-B", "2", "-T", "32", "--variant", "vanilla", "--lines"]
+    command = ["profile", "--model", "gpt2-tiny", "-B", "8", "-T", "64", "--variant", "vanilla", "--lines"]
     assert cli.main([*command, "matmul_forward", "--steps", "200", "--html", "page.html", "--threads", "2"]) == 0
     out = capsys.readouterr().out
     assert "function, with what is inlined into it" in out

@@ -270,7 +270,7 @@ class TimedKernels:
         with named(self.kernels[side], self.case, when):
             for i, held in enumerate(self.held[:calls]):
                 assert held
-                found = held.wanted.judge(self.kernels[side], self.slots[i], f"{self.filling}")
+                found = held.wanted.judge(self.kernels[side], self.slots[i], str(self.filling))
                 if found.refused:
                     said = f"is wrong on the arrays that are timed: {found.reason}"
                     raise RefusedError(said, found.verdict, found.witness())

@@ -34,12 +34,11 @@ Chain = tuple[Place, ...]
 
 def rows(content: bytes) -> dict[str, list[tuple[int, int]]]:
     """Return where the code of each line begins, in the sections of an object file: offsets, sorted, and lines."""
-    heads, known = perf.sections(content), perf.symbols(content)
-
-    titles = perf.titles(content)
+    heads, known, titles = perf.sections(content), perf.symbols(content), perf.titles(content)
     if ".debug_line" not in titles:
         return {}
-    table, index = heads[titles.index(".debug_line")], titles.index(".debug_line")
+    index = titles.index(".debug_line")
+    table = heads[index]
     targets: dict[int, tuple[str, int]] = {}
     for head in heads:
         if head.type == RELOCATIONS and head.info == index:
