@@ -205,3 +205,13 @@ def test_a_plan_is_listed_and_nothing_is_judged(capsys, monkeypatch):
     cases = json.loads(capsys.readouterr().out)["plan"]["gelu_forward"]["cases"]
     assert [c["sizes"] for c in cases if c["sized"]] == [{"N": 4096}]
     assert {c["kind"] for c in cases} >= {"normal", "nan", "large"}
+
+
+def test_a_process_that_died_is_started_again():
+    files = [write(("crash", "residual_forward"), ("right", "residual_forward"))]
+    with Child("cpuopt.check.worker", files, 2) as child:
+        asked = {"op": "residual_forward", "case": {"sizes": {"N": 4}}, "threads": [1], "seed": 0}
+        with pytest.raises(RefusedError, match="SIGABRT"):
+            child.ask("check", variant="crash", **asked)
+        answer = child.ask("check", variant="right", **asked)
+    assert answer["result"]["status"] == "right"
