@@ -146,7 +146,7 @@ def measured(
     ours, theirs = ({"ms": side.ms[1:], "gb": side.peak / 1e6} for side in sides)
     return {
         "model": model, "size": size, **kind, "load": os.getloadavg()[0], "modes": modes,
-        "cpuopt": ours, "peer": {"mode": mode, **theirs},
+        "cpuopt": ours, "peer": {"mode": mode + ", tuned", **theirs},
     }  # fmt: skip
 
 
