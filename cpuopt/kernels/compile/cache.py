@@ -43,6 +43,8 @@ PARALLEL = b"numba_parallel_for"
 _counts = collections.Counter(hits=0, misses=0, saved=0)
 _made_from: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """The digest of each dispatcher and intrinsic when this process compiled it: numba froze its globals then."""
+_verified: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""The digest of each dispatcher and intrinsic when all that it reaches was last found to be what was compiled."""
 _loaded: weakref.WeakKeyDictionary[Any, dict[Any, tuple[str, list[perf.Function]]]] = weakref.WeakKeyDictionary()
 """The digest and the functions of the object code that each dispatcher runs, by the types of its arguments."""
 
@@ -169,7 +171,7 @@ class _KernelCache:
         self.label = re.sub(r"[^.\w]+", "_", function.__qualname__)[-80:] + "-" + package
         self.home = function.__module__, function.__qualname__
         self.title = function.__name__
-        self.missing: dict[Any, tuple[str, Any]] = {}
+        self.missing: dict[Any, tuple[str, Any, list[Any] | None]] = {}
 
     def enable(self) -> None:
         """Do nothing: the cache is always on."""
@@ -179,6 +181,7 @@ class _KernelCache:
     def flush(self) -> None:
         """Forget the sources of the dispatcher's code: ``recompile()`` rebuilds it. No entry on disk is wrong."""
         _made_from.pop(self.dispatcher, None)
+        _verified.clear()
 
     def key(self, signature: Any, walk: Walk, callee: bool = False) -> str:
         args, result = sigutils.normalize_signature(signature)
@@ -224,7 +227,7 @@ class _KernelCache:
                     result = self.load(content, target)
                     _made_from.setdefault(self.dispatcher, walk.digest)
                 else:
-                    self.missing[sigutils.normalize_signature(sig)] = key, sig
+                    self.missing[sigutils.normalize_signature(sig)] = key, sig, walk.units
         _counts["hits" if result else "misses"] += 1
         return result
 
@@ -246,9 +249,9 @@ class _KernelCache:
     def compile(self, compile_: Callable[..., Any], args: Any, result: Any) -> Any:
         """Compile in an engine that nothing runs in, keep the entry, and load it."""
         callee = bool(libraries.numbers.keys)
-        target, (key, sig) = self.dispatcher.targetctx, self.missing.pop((args, result), ("", None))
+        target, (key, sig, units) = self.dispatcher.targetctx, self.missing.pop((args, result), ("", None, None))
         named = libraries.numbers.of(key or secrets.token_hex())
-        with libraries.own_engine(target), _without_numbas_cache(self.dispatcher), named:
+        with libraries.own_engine(target), _without_numbas_cache(self.dispatcher, units), named:
             made = compile_(args, result)
         loaded = None
         with self.or_else_a_warning():
@@ -274,14 +277,24 @@ class _KernelCache:
         """Do nothing: `compile` has saved it."""
 
     def require_unchanged(self, sig: Any, key: str, callee: bool) -> None:
-        """Raise if the entry's name does not describe the compiled code."""
+        """Raise if the entry's name does not describe the compiled code.
+
+        What a unit reaches is part of its digest, so below one that is as it was when verified, all is verified.
+        """
         walk = Walk(self.dispatcher)
         if self.key(sig, walk, callee) != key:
             raise UncacheableError("something that it depends on changed while it was compiled")
+        done, found = set[Any](), dict[Any, str]()
         for unit in walk.units:
-            digest = Walk(unit).digest
-            if _made_from.setdefault(unit, digest) != digest:
+            if unit in done:
+                continue
+            below = walk if unit is self.dispatcher else Walk(unit)
+            if _made_from.setdefault(unit, below.digest) != below.digest:
                 raise UncacheableError(f"something that {unit.__name__} depends on changed since that was compiled")
+            if _verified.get(unit) == below.digest:
+                done.update(below.units)
+            found[unit] = below.digest
+        _verified.update(found)
 
     @contextlib.contextmanager
     def or_else_a_warning(self) -> Iterator[None]:
@@ -297,13 +310,13 @@ class _KernelCache:
 
 
 @contextlib.contextmanager
-def _without_numbas_cache(dispatcher: Any) -> Iterator[None]:
+def _without_numbas_cache(dispatcher: Any, units: list[Any] | None) -> Iterator[None]:
     """Compile functions under numba's own ``cache=True`` again, since that cache may hold old code."""
     before = caching.FunctionCache.load_overload
     caching.FunctionCache.load_overload = lambda self, sig, target: None
     try:
         with contextlib.suppress(UncacheableError):
-            for unit in Walk(dispatcher).units:
+            for unit in Walk(dispatcher).units if units is None else units:
                 if isinstance(getattr(unit, "_cache", None), caching.FunctionCache) and any(unit._cache_hits.values()):
                     unit._cache_hits.clear()
                     unit.recompile()
