@@ -55,16 +55,32 @@ def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
             yield one
 
 
+def half(op: ops.Op) -> dict[str, str]:
+    """Return the types of an op in a step with ``--dtype bfloat16``, which other tests compile too."""
+    return {a.name: "bfloat16" for a in op.arrays if "bfloat16" in a.types[1:] and not a.drawn}
+
+
+NARROW = [op for op in VARIANTS if other_types(op) and op not in ops.OPTIMIZERS.values()]
+OTHER = 8
+
+
 def sparing(k: registry.Kernel, every: list[Case], draw: random.Random) -> list[Case]:
-    """Return the cases with the usual types, and of one variant those with another set: each costs a compilation."""
+    """Return the cases with the usual types, and some with others, for each of which a kernel is compiled.
+
+    An optimized kernel has those of a step in bfloat16; and `OTHER` ops have, by one variant, any that they can have.
+    """
     if k.op in ops.OPTIMIZERS.values():
         return every
     if k.op in FUSED and FUSED[k.op] is not random.Random(commit()).choice(OTHERS):
         return []
-    narrow = [v for v in VARIANTS[k.op] if any(map(v.takes_all, other_types(k.op)))]
-    mine = bool(narrow) and random.Random(f"{commit()} {k.op.name}").choice(narrow) is k
-    others = draw.choice(sorted({str(one.types) for one in every if one.types and mine}) or [""])
-    return [one for one in every if not one.types or str(one.types) == others]
+    wanted = {"{}"}
+    if k.variant == "optimized" and k.op not in FUSED:
+        wanted.add(str(half(k.op)))
+    if k.op in random.Random(commit()).sample(NARROW, OTHER):
+        takers = [v for v in VARIANTS[k.op] if any(map(v.takes_all, other_types(k.op)))]
+        if takers and random.Random(f"{commit()} {k.op.name}").choice(takers) is k:
+            wanted.add(draw.choice(sorted({str(one.types) for one in every if one.types})))
+    return [one for one in every if str(one.types) in wanted]
 
 
 def parameters() -> Iterator[object]:

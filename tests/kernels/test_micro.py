@@ -112,7 +112,11 @@ def test_a_record_adds_products_in_the_order_that_it_names(record):
             assert (c[:, NR:] == begin[:, NR:]).all()
 
 
-@by_name
+SLOW = {r: [pytest.mark.slow] * (r.name == "amx") for r in RECORDS}
+"""Of AMX, two of the three products are in test_amx.py too."""
+
+
+@pytest.mark.parametrize("record", [pytest.param(r, id=f"{r.storage}-{r.name}", marks=SLOW[r]) for r in RECORDS])
 def test_the_loops_of_products_take_every_record(record):
     """Sums of few small integers are exact, in whatever order."""
     if TYPES[record.storage].is_float and record in records.MICRO_KERNELS.values():
@@ -147,13 +151,14 @@ def test_the_loops_of_products_take_every_record(record):
 PAGE = ROOT / "docs" / "kernels" / "instruction-set.md"
 
 
-def test_an_instruction_set_is_added_by_one_file(tmp_path):
+@pytest.mark.parametrize(("tests", "passed"), [("int8 and order", 1), pytest.param("int8", 2, marks=pytest.mark.slow)])
+def test_an_instruction_set_is_added_by_one_file(tests, passed, tmp_path):
     """The example of the page, word for word, in a copy of the package: the tests above find it and take it."""
     ((name, text),) = re.findall(r"`(cpuopt/\S+\.py)`:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     copytree(ROOT / "cpuopt", tmp_path / "cpuopt", ignore=ignore_patterns("__pycache__"))
     assert not (tmp_path / name).exists()
     (tmp_path / name).write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "quads", __file__]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", f"{tests} and not added", __file__]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert "2 passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]
+    assert f"{passed} passed" in done.stdout, done.stdout[-4000:] + done.stderr[-2000:]

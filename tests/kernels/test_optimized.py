@@ -367,13 +367,15 @@ def test_part_of_a_vector(n):
 def test_which_side_of_a_product_is_packed_changes_no_bit(prefers, half, M, K, N):
     """Of many tokens the weight is packed, of few the tokens."""
     kind = ml_dtypes.bfloat16 if half else F32
-    forward = KERNELS["matmul_forward", "optimized"].of(dict.fromkeys(("inp", "weight"), "bfloat16") if half else {})
+    forward = KERNELS["matmul_forward", "optimized"].of(
+        dict.fromkeys(("out", "inp", "weight"), "bfloat16") if half else {}
+    )
     forward.compile()
     rng = np.random.default_rng(0)
     inp, weight = (rng.standard_normal(shape, F32).astype(kind) for shape in ((M, K), (N, K)))
     bias, outs = rng.standard_normal(N, F32), []
     for tokens in (M, 20):
-        out, work = np.zeros((tokens, N), F32), forward.work({"BT": tokens, "C": K, "OC": N}).values()
+        out, work = np.zeros((tokens, N), kind), forward.work({"BT": tokens, "C": K, "OC": N}).values()
         forward.direct().function(out, inp[:tokens], weight, bias, *(np.zeros(n, kind) for n, kind in work))
         outs.append(out[:20])
     words = K // 2 if half else K
