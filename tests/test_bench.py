@@ -579,7 +579,7 @@ def test_two_variants_of_cpuopt():
 
 
 def test_a_side_in_bfloat16_gives_the_losses_of_float32(tmp_path):
-    settings = {"model": "gpt2-tiny", "variant": "vanilla", "threads": 1}
+    settings = {"model": "gpt2-tiny", "threads": 1}
     request = {"B": 2, "T": 8, "batches": "", "params": str(tmp_path / "params.npz")}
 
     def session(dtype):

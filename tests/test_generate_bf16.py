@@ -176,7 +176,7 @@ def test_few_tokens_take_the_kernels_that_stream(weights):
 # Logits
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize("variant", [pytest.param("vanilla", marks=pytest.mark.slow), "optimized"])
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
 def test_the_logits_are_as_near_to_float32_as_those_of_a_forward_in_bfloat16(config, variant):
     T = config.block_size

@@ -138,8 +138,8 @@ def test_steps_are_those_on_a_base_of_the_same_numbers(wide, dtype, threads):
 
 def test_blocks_that_are_computed_again_and_naive_kernels_read_the_same_numbers(wide):
     assert steps(engine_of("int8", recompute="all")) == wide("bfloat16")
-    assert steps(engine_of("int8", fuse=(), choice=Choice("vanilla"))) != wide("bfloat16")
-    assert steps(engine_of("int8", choice=Choice("vanilla"))) == wide("bfloat16", "vanilla")
+    naive = {"choice": Choice("vanilla"), "dtype": "float32"}
+    assert steps(engine_of("int8", **naive)) == wide("float32", "vanilla") != wide("float32")
 
 
 def test_the_memory_is_a_byte_a_number_and_one_weight():
