@@ -475,7 +475,8 @@ def test_a_second_process_is_refused(two):
 
 
 @pytest.mark.parametrize(
-    ("number", "more"), [(signal.SIGKILL, []), (signal.SIGTERM, []), (signal.SIGKILL, ["--dtype", "bf16"])]
+    ("number", "more"),
+    [(signal.SIGKILL, []), (signal.SIGTERM, []), (signal.SIGKILL, ["--dtype", "bf16", "--variant", "optimized"])],
 )
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(number, more, capsys):
     first = ["train", *FLAGS, "--save-every", "5", *more]
@@ -569,8 +570,8 @@ def own():
         mine = str(Path("mine.py").resolve())
         for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == mine]:
             del sys.modules[name]
-        linecache.clearcache()
         Path("mine.py").write_text(KERNELS.format(half=half, more=more))
+        linecache.checkcache()
         importlib.invalidate_caches()
         return cli.main(["train", *flags])
 

@@ -455,7 +455,7 @@ def test_data_list(run):
 
 
 def test_more_threads_than_cores(text):
-    more = CORES + 14
+    more = CORES + 2
     job = ["--model", "gpt2-tiny", "--data", text, "-B", "1", "-T", "8", "--steps", "1", "--val-every", "0"]
     done = cpuopt("train", *job, "--threads", str(more), "--json")
     assert done.returncode == 0, done.stderr

@@ -177,9 +177,7 @@ def test_a_right_kernel_goes_through_all_stages():
     ("body", "said"),
     [
         ("out[...] = inp1", "out["),
-        ("raise ValueError('no')", "raised ValueError: no"),
         ("os.abort()", "was ended by SIGABRT during 'check'"),
-        ("out.base[out.ctypes.data // 4 - out.base.ctypes.data // 4 - 1] = 1; out[...] = inp1 + inp2", "wrote outside"),
     ],
 )
 def test_a_kernel_that_fails_its_check_is_not_timed(body, said):
@@ -422,7 +420,8 @@ def test_a_child_that_is_ended_starts_no_more():
     assert child._worker is None
 
 
-def test_ctrl_c_ends_the_screen_and_every_process():
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_signal_ends_the_screen_and_every_process(number):
     write("while True: open('runs_here', 'w').close()")
     arguments = ["lab", "mine.py", "--model", "gpt2-tiny", "--threads", "1"]
     Path("tests_roofs.py").write_text(
@@ -431,18 +430,14 @@ def test_ctrl_c_ends_the_screen_and_every_process():
         f"m.roofs = lambda n, say: {ROOFS!r}\n"
     )
     command = f"import tests_roofs; from cpuopt.cli import main; raise SystemExit(main({arguments!r}))"
-    for number in (signal.SIGINT, signal.SIGHUP):
-        lab = subprocess.Popen(
-            [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        wait(lambda: Path("runs_here").exists())
-        children = psutil.Process(lab.pid).children(recursive=True)
-        assert children
-        lab.send_signal(number)
-        said, _ = lab.communicate(timeout=120)
-        assert (lab.returncode, "Traceback" in said) == (0, False), said
-        assert not psutil.wait_procs(children, 30)[1]
-        Path("runs_here").unlink()
+    lab = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait(lambda: Path("runs_here").exists())
+    children = psutil.Process(lab.pid).children(recursive=True)
+    assert children
+    lab.send_signal(number)
+    said, _ = lab.communicate(timeout=120)
+    assert (lab.returncode, "Traceback" in said) == (0, False), said
+    assert not psutil.wait_procs(children, 30)[1]
 
 
 def test_watchfiles_sees_a_save():

@@ -8,6 +8,7 @@ import pytest
 
 import cpuopt
 from cpuopt import UserError, ops
+from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.library import magics
 
@@ -70,15 +71,17 @@ def doubled(tmp_path):
         ops.ALL.pop(name, None)
 
 
-def test_a_kernel_of_an_op_of_ones_own_lies_beside_its_file(capsys, doubled):
+def test_a_kernel_of_an_op_of_ones_own_lies_beside_its_file(monkeypatch, doubled):
     """A process of its own imports the op's file by its name, and measures without a flag."""
     cpuopt.load_kernels([doubled])
-    magics.try_kernel("doubled_forward mine --rounds 6 --threads 1", CELL.replace("gelu", "doubled"))
-    said = capsys.readouterr().out
-    assert "check         right" in said
-    assert "doubled_forward[mine] against vanilla" in said
-    assert "ratio" in said
-    assert registry.KERNELS["doubled_forward", "mine"].file == str(doubled.with_name("mine_doubled_forward.py"))
+    asked, file = [], str(doubled.with_name("mine_doubled_forward.py"))
+    monkeypatch.setattr(magics, "_run", lambda flags: asked.extend(flags))
+    magics.try_kernel("doubled_forward mine --threads 1", CELL.replace("gelu", "doubled"))
+    assert registry.KERNELS["doubled_forward", "mine"].file == file
+    assert asked[:2] == ["lab", file]
+    assert any(flag.startswith("--sizes") for flag in asked)
+    with Child("cpuopt.check.worker", [file], 1) as child:
+        assert ("doubled_forward", "mine") in [(k["op"], k["variant"]) for k in child.start()]
 
 
 def test_an_op_that_no_other_process_can_import_is_refused(doubled):

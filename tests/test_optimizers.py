@@ -264,6 +264,7 @@ def moments_of(fuse=FUSIONS, steps=4, threads=2, variant="vanilla", **more):
     return made, losses, {f"{s}/{n}": x.tobytes() for s, of in made.states().items() for n, x in of.items()}
 
 
+@pytest.mark.slow
 def test_moments_in_bfloat16_depend_on_the_seed_alone():
     made, losses, states = moments_of()
     assert {x.dtype for of in made.states().values() for x in of.values()} == {HALF}
@@ -274,11 +275,12 @@ def test_moments_in_bfloat16_depend_on_the_seed_alone():
     assert {f"{s}/{n}": x.tobytes() for s, of in made.states().items() for n, x in of.items()} != other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "variant"),
     [
         (ops.USUAL, "vanilla"),
-        *(pytest.param(name, "optimized", marks=pytest.mark.slow) for name in ops.OPTIMIZERS),
+        *((name, "optimized") for name in ops.OPTIMIZERS),
     ],
 )
 def test_training_with_moments_in_bfloat16_is_near_that_in_float32(optimizer, variant):
@@ -322,10 +324,3 @@ def test_a_kernel_that_rounds_states_otherwise_is_refused(function):
     mutant = registry.Kernel(ops.adamw, "mutant", function, narrow=True)
     result = check(mutant, make_case(ops.adamw, ODD, types=types, absent=["copy"]), threads=(1,))
     assert result.verdict == "wrong", result
-
-
-def test_a_run_with_moments_in_bfloat16_goes_on_bit_for_bit(tmp_path, capsys):
-    flags, said = [*TRAIN, "--moments", "bf16"], "the run has moments 'bf16', not 'float32'"
-    one = goes_on(capsys, tmp_path, *flags, refused=["--moments", "float32"], said=said)
-    sizes = [(one / file).stat().st_size for file in checkpoint.TENSORS[ops.USUAL]]
-    assert sizes[1] == sizes[2] == pytest.approx(sizes[0] / 2, rel=0.05)

@@ -56,7 +56,7 @@ def run(capsys):
         sys.path[:] = path
         for name in ("relu2", "mine", "net", "helper"):
             sys.modules.pop(name, None)
-        linecache.clearcache()
+        linecache.checkcache()
         importlib.invalidate_caches()
         capsys.readouterr()
         status = cli.main(list(words))
@@ -161,6 +161,7 @@ def relu2_forward(out, inp):
 """
 
 
+@pytest.mark.slow
 def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
     Path("net.py").write_text(NET)
     Path("mine.py").write_text(FAST)
@@ -239,7 +240,7 @@ def test_an_edited_file_beside_is_followed(tmp_path):
         del sys.modules[name]
     registry.KERNELS.pop(("scale_forward", "mine"))
     Path("helper.py").write_text(HELPER.format(body="x * x"))
-    linecache.clearcache()
+    linecache.checkcache()
     with Child("cpuopt.check.worker", [mine]) as child:
         gate.require_loadable(child)
         assert child._worker is not None
@@ -259,7 +260,7 @@ def test_a_judgement_is_forgotten_when_the_op_itself_changes():
             '@kernel(relu2.forward, "mine")\ndef relu2_forward(out, inp):\n    for i in range(len(out)):\n'
             "        out[i] = inp[i]\n"
         )
-        linecache.clearcache()
+        linecache.checkcache()
         importlib.invalidate_caches()
         cpuopt.kernels.load_all(["mine.py"])
         kernel = registry.KERNELS["relu2_forward", "mine"]
