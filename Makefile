@@ -9,7 +9,7 @@ PEERS ?= $(VENV)-peers/bin/python
 LLAMA_CPP ?= $(VENV)-llama-cpp/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help replay mutants train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
+.PHONY: help replay gate mutants train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -45,6 +45,9 @@ lint: $(VENV)/.dev ## ruff and mypy
 REV ?= main
 replay: $(VENV)/.dev ## machine code and programs beside those of a commit, REV=main
 	$(BIN)/python tests/replay.py $(REV)
+
+gate: $(VENV)/.dev ## kernels whose machine code differs from that of a commit, checked and compared, REV=main
+	$(BIN)/cpuopt gate --base $(REV) $(ARGS)
 
 # in a copy of the tree; ARGS='-k WORD' tries some
 mutants: $(VENV)/.dev ## 42 broken versions, each found by the quick tests

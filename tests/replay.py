@@ -11,14 +11,14 @@ programs of some models, as text. Whatever differs is listed, with the sources t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
+
+from cpuopt.lab.commits import commit_of, differences, extract
 
 HERE = Path(__file__).parents[1]
 OTHER = {"NUMBA_CPU_FEATURES": ""}
@@ -36,109 +36,28 @@ PROGRAMS = {
     "Llama": "--model llama-tiny -B 2 -T 16",
     "Llama with adapters on a base in int8": "--model llama-tiny -B 2 -T 16 --lora r=4 --base int8 --recompute all",
 }
-JOBS = os.cpu_count() or 1
 
 
-# What runs in a tree -------------------------------------------------------------------------------------------------
-
-
-def kernels() -> dict[str, object]:
-    """Every kernel of the package in every type, by its name."""
-    from cpuopt import kernels, ops  # noqa: F401  (it registers them)
-    from cpuopt.check.cases import other_types
-    from cpuopt.kernels import registry
-
-    found = {}
-    for (op, _), k in registry.KERNELS.items():
-        for types in [{}, *other_types(ops.ALL[op])]:
-            if hasattr(k.function, "py_func") and k.takes_all(types):
-                found[" ".join([k.name, *(f"{n}:{t}" for n, t in types.items())])] = k.of(types)
-    return found
-
-
-def sources() -> dict[str, dict[str, str]]:
-    """The digests of what each kernel is made from: all, its own text, its options, and each helper that it reaches."""
-    from cpuopt.kernels.compile import cache, dependencies, jit
-
-    known: dict[int, tuple[object, str]] = {}
-
-    def digest(unit: object) -> str:
-        if id(unit) not in known:
-            known[id(unit)] = unit, cache.digest(unit)
-        return known[id(unit)][1]
-
-    found = {}
-    for name, k in kernels().items():
-        plain = k.function.py_func
-        options = {n: sorted(x) if isinstance(x, set) else x for n, x in k.function.targetoptions.items()}
-        parts = {"all": f"{digest(k.function)} {jit.signature_of(k)}", "options": repr(sorted(options.items()))}
-        parts["text"] = dependencies.Walk(plain.__code__).digest
-        for unit in dependencies.Walk(k.function).units:
-            if unit is not k.function:
-                home = getattr(unit, "py_func", getattr(unit, "_defn", unit))
-                parts[f"helper {home.__qualname__}"] = digest(unit)
-        found[name] = parts
-    return found
-
-
-def code(names: list[str]) -> dict[str, str]:
-    """The digest of the machine code of some kernels, which are compiled if the cache lacks them."""
-    from cpuopt.kernels.compile import jit
-
-    every = kernels()
-    for name in names:
-        every[name].compile()
-    return {name: jit.code_digest(every[name]) for name in names}
-
-
-# What compares two trees ---------------------------------------------------------------------------------------------
-
-
-def run(tree: Path, target: dict[str, str], command: list[str], given: str = "") -> str:
-    """Run a command on the package of a tree, for a processor."""
-    env = {**os.environ, **target, "PYTHONPATH": str(tree)}
-    done = subprocess.run(
-        [sys.executable, "-P", *command],
-        input=given,
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=tempfile.gettempdir(),
-    )
+def program(tree: Path, words: str) -> str:
+    """The text of a program that the package of a tree makes."""
+    command = [sys.executable, "-P", "-m", "cpuopt", "program", *words.split()]
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
     if done.returncode:
-        raise SystemExit(f"replay: {' '.join(command)} in {tree}:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"replay: cpuopt program {words} in {tree}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
-def reasons(old: dict[str, str], new: dict[str, str]) -> str:
-    """Name the sources in which two versions of a kernel differ."""
-    apart = [part for part in {**old, **new} if part != "all" and old.get(part) != new.get(part)]
-    return ", ".join(apart) or "constants"
-
-
-def compare(trees: list[Path], targets: list[str], only: str) -> list[str]:
+def compare(trees: dict[str, Path], targets: list[str], only: str) -> list[str]:
     """Return a line for each difference, in the code for some targets, of kernels whose names match a glob."""
-    pool, said = ThreadPoolExecutor(JOBS), list[str]()
-    texts = [
-        [pool.submit(run, t, {}, ["-m", "cpuopt", "program", *words.split()]) for t in trees]
-        for words in PROGRAMS.values()
-    ]
-    listed = {name: [pool.submit(run, t, TARGETS[name], [__file__, "--sources"]) for t in trees] for name in targets}
-    for target, pair in listed.items():
-        old, new = ({n: x for n, x in json.loads(job.result()).items() if fnmatch(n, only)} for job in pair)
-        both = [name for name in new if name in old]
-        said += [f"{target}: {name} is gone" for name in old if name not in new]
-        said += [f"{target}: {name} is new" for name in new if name not in old]
-        apart = [name for name in both if old[name]["all"] != new[name]["all"]]
-        print(f"{target}: {len(both)} kernels, {len(apart)} with other sources", flush=True)
-        shares = [apart[i::JOBS] for i in range(JOBS) if apart[i::JOBS]]
-        made = [
-            pool.submit(run, t, TARGETS[target], [__file__, "--code"], json.dumps(s)) for t in trees for s in shares
-        ]
-        found = [json.loads(job.result()) for job in made]
-        before = {k: v for part in found[: len(shares)] for k, v in part.items()}
-        after = {k: v for part in found[len(shares) :] for k, v in part.items()}
-        said += [f"{target}: {n}: {reasons(old[n], new[n])}" for n in apart if before[n] != after[n]]
+    pool, said = ThreadPoolExecutor(os.cpu_count() or 1), list[str]()
+    texts = [[pool.submit(program, t, words) for t in trees.values()] for words in PROGRAMS.values()]
+    for target in targets:
+        found = differences(trees, only, TARGETS[target])
+        print(f"{target}: {found.count} kernels, {len(found.sources)} with other sources", flush=True)
+        said += [f"{target}: {name} is gone" for name in found.gone]
+        said += [f"{target}: {name} is new" for name in found.new]
+        said += [f"{target}: {name}: {found.sources[name]}" for name in found.codes]
     for name, (old, new) in zip(PROGRAMS, texts, strict=True):
         if old.result() != new.result():
             said.append(f"program {name}: cpuopt program {PROGRAMS[name]}")
@@ -152,19 +71,11 @@ def main() -> int:
     p.add_argument("rev", nargs="?", default="main")
     p.add_argument("--target", action="append", choices=TARGETS, help="Compare the code for this one alone; repeats.")
     p.add_argument("--only", default="*", metavar="GLOB", help="Compare kernels with such names, as in 'gelu*'.")
-    p.add_argument("--sources", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--code", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
-    if args.sources or args.code:
-        print(json.dumps(code(json.load(sys.stdin)) if args.code else sources()))
-        return 0
+    os.chdir(HERE)
     with tempfile.TemporaryDirectory() as folder:
-        other = Path(folder) / "tree"
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", other, args.rev], cwd=HERE, check=True)
-        try:
-            said = compare([other, HERE], args.target or [*TARGETS], args.only)
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", other], cwd=HERE, check=True)
+        other = extract(commit_of(args.rev, "replay"), Path(folder), "replay")
+        said = compare({args.rev: other, "working tree": HERE}, args.target or [*TARGETS], args.only)
     print("\n".join(said) or f"equal to {args.rev}")
     return 1 if said else 0
 

@@ -32,6 +32,7 @@ from cpuopt.report import (
     bench,
     check,
     console,
+    gate,
     inspect,
     judge,
     lab,
@@ -230,6 +231,15 @@ def timed():
     return ruled(against="optimized", cases=[case] * 2, score=0.123, loops=loops, **more)
 
 
+def gated():
+    about = {"op": OP, "variant": "optimized", "types": {"inp": "bfloat16"}, "sizes": SIZES, "why": "text, helper tanh"}
+    timed = {"ratio": RATIO, "a_ms": 12345.678, "b_ms": 12345.678, "reason": "the machine is busy"}
+    rows = [about | timed | {"verdict": word} for word in ("slower", "inconclusive")]
+    rows.append(about | {"verdict": "wrong", "reason": f"{OP}[head:optimized] is wrong, so it is not timed: out[71]"})
+    commits = {"base": "origin/release-1.2", "head": "working tree"}
+    return {**commits, "percent": 1.0, "threads": 192, "new": [OP], "gone": [], "rows": rows}
+
+
 def ranked():
     row = {"candidate": "m" * 24, "score": 1.234, "ratio": RATIO, "text": "0" * 64, "against": "optimized"}
     row |= {"machine": "AMD EPYC 9R14 96-Core Processor", "source": "import numpy as np\n" * 9}
@@ -252,6 +262,7 @@ SCREENS = {
     "scale --detail": scaled,
     "profile --detail": lambda: tables.profile_tables(profile(), detail=True),
     "ab": lambda: ab.tables(comparison(), f"runs/{RUN}"),
+    "gate": lambda: gate.tables(gated()),
     "bench": lambda: bench.tables(peers()),
     "tune": lambda: tune.tables(tuned(), f"runs/{RUN}"),
     "machine": lambda: machine.tables(measured()),

@@ -23,7 +23,7 @@ from ..wording import guess, nearest, one_line, plain
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 GROUPS = {
     "measure a training step": ("profile", "scale", "bench", "program", "machine", "runs"),
-    "write a kernel": ("kernels", "new-kernel", "check", "ab", "sweep", "lab", "inspect", "tune", "judge"),
+    "write a kernel": ("kernels", "new-kernel", "check", "ab", "gate", "sweep", "lab", "inspect", "tune", "judge"),
     "train a model": ("train", "data", "generate", "eval", "convert"),
     "set up a shell": ("completion",),
 }

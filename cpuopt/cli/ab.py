@@ -1,17 +1,20 @@
 """``cpuopt ab``: compare two kernels of one op, alone or in real training steps.
 
 Both get the same arrays, in random order. The verdict has a confidence interval and a control, the baseline against
-itself, which shows the noise of the machine.
+itself, which shows the noise of the machine. REV:VARIANT and REV:FILE.py are kernels of a commit of the repository that
+you are in; each is compiled by the package of its commit.
 
 Examples::
 
     cpuopt ab gelu_forward vanilla optimized
     cpuopt ab gelu_forward optimized mine --kernels mygelu.py --in-step
+    cpuopt ab gelu_forward main:optimized HEAD:optimized
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from .. import models
 from ..errors import UserError
@@ -27,7 +30,7 @@ USUAL = 4, 64
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op", "--json", "--runs")
-    p.add_argument("a", metavar="A", help="Use this variant as the baseline.")
+    p.add_argument("a", metavar="A", help="Use this variant, or REV:VARIANT of a commit, as the baseline.")
     p.add_argument("b", metavar="B", help="Compare this variant with the baseline; the verdict is about it.")
     settings.flags(p, "kernels", "data", "variant", "dtype", model=models.DEFAULT)
     p.add_argument("-B", type=int, help=f"Compare at a batch of this many rows. Default: {USUAL[0]}.")
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
     from ..isolate.child import Child
-    from ..lab import checked, worker
+    from ..lab import checked, commits, worker
     from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
     from ..report import console
@@ -74,7 +77,16 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
     common.check_targets(args)
     analyses, results = analyses_up_to(args.rounds), []
-    with Child(worker.__name__, args.kernels, max(counts), args.limit) as child, console.saying() as say:
+    of_commits = not args.kernels and ":" in args.a + args.b
+    if of_commits and args.in_step:
+        raise UserError("--in-step with kernels of commits: they are compared alone; leave --in-step out")
+    more = max(counts), args.limit
+    child: Any = (
+        commits.CommitPair(args.op, (args.a, args.b), *more)
+        if of_commits
+        else Child(worker.__name__, args.kernels, *more)
+    )
+    with child, console.saying() as say:
         known_op("ab", args.op, (k["op"] for k in child.start()))
         given = [(args.model, size["B"], size["T"], child.kernels, args.dtype) for _, size, _ in jobs if size]
         every = [job for of in given for job in checked.jobs_at(*of)]
@@ -85,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for label, size, sizes in jobs:
             for n in counts:
-                child.say = lambda text, at=f"{label}, {n} threads: ": say(at + text)  # type: ignore[misc]
+                child.say = lambda text, at=f"{label}, {n} threads: ": say(at + text)
                 job = {k: getattr(args, k) for k in ("model", "data", "variant", "dtype")} | {"kernels": child.kernels}
                 results.append(
                     child.ask(

@@ -70,7 +70,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "--json": {"action": "store_true", "help": "Print one JSON object in place of text."},
 }
 """Flags that mean the same for every verb."""
-FILES = ("trace", "html", "svg", "csv", "out")
+FILES = ("trace", "html", "svg", "csv", "out", "markdown")
 """Flags that name a file to write at the end."""
 
 

@@ -33,6 +33,7 @@ from ..kernels.compile import jit
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..lab import ab, asm
+from ..lab.remote import ROOM, Far
 from ..lab.rounds import default
 from ..machine import cores
 from ..measure import rates
@@ -44,7 +45,7 @@ from ..program.arena import gb
 from ..train.job import Settings, build_only, model_of
 from . import private, rules, timing
 from .child import MOST_BYTES
-from .remote import OWN_S, ROOM, Far, Remote
+from .remote import OWN_S, Remote
 
 FASTER = "faster"
 TIMED_S = 8.0

@@ -24,9 +24,8 @@ from ..check.result import Result
 from ..check.timed import OUTS, UNSEEN, WORK, Inputs, draw
 from ..errors import CHEATING, RefusedError, UserError
 from ..kernels.registry import Kernel
-from ..lab.ab import Alone
+from ..lab.remote import WAITED, AloneRemote, Clocks, Far
 from . import private
-from .remote import Clocks, Far
 
 Drawn = dict[str, tuple[Arguments, list[Inputs]]]
 """Inputs that were drawn before in a session, with the wanted results, by op and shape."""
@@ -44,8 +43,8 @@ LAST = 32
 """Samples from whose lower quartile it follows how many calls a long batch has."""
 LONG_S, MOST_TIMES = 0.1, 10_000
 """The length of the slower side's long batch, and the most times that its arguments are called with."""
-TRIAL_S, JUDGED = 2e-3, 8
-"""The length of a trial, and how many times as seldom as in an `Alone` a sample of it is judged."""
+JUDGED = 8
+"""How many times as seldom as in an `Alone` a sample of a trial is judged."""
 FRESH, MANY = (3, 1), 1 << 21
 """Sets of inputs that each candidate sees once: of most shapes, and of those whose arrays have as many elements."""
 KEEPS, CALM = 1.5, 1.25
@@ -55,15 +54,13 @@ ONCE_NS = 5e4
 """How much longer than in a trial a single call may take: its caches and branch predictor are cold."""
 SUSPECTED = 2
 """How often a candidate must be found to keep results, each time with other inputs."""
-WAITED = 0.02
-"""The share of a sample for which threads may wait for a core, all together."""
 ROUNDS = (12, 384)
 """The least and the most rounds of a comparison; how many depends on the time that it may take."""
 LOOKS = (8, 4, 2, 1)
 """The analyses: after an eighth of the rounds, a quarter, a half, and all."""
 
 
-class AloneFar(Alone):
+class AloneFar(AloneRemote):
     """A baseline and a candidate of the closed process on the same arrays of one shape.
 
     Parameters
@@ -71,8 +68,6 @@ class AloneFar(Alone):
     drawn : inputs of this seed that were drawn before; those of this shape are added.
     most_s : the seconds that a comparison may take.
     """
-
-    trial_s = TRIAL_S
 
     def __init__(
         self,
@@ -86,10 +81,6 @@ class AloneFar(Alone):
         most_s: float,
     ) -> None:
         self.most_s, self.seed = most_s, seed
-        self.calm = self.trials_disturbed = 0
-        self.took: dict[str, list[float]] = {"A": [], "B": []}
-        self.rounds_disturbed: list[bool] = []
-        self.now: tuple[int, str, str] | None = None
         for k in kernels:
             k.typed(shape.types).compile()
         op = kernels[0].op
@@ -99,36 +90,6 @@ class AloneFar(Alone):
         self.rng = np.random.default_rng(private.seed())  # another for each candidate
         self.chance /= JUDGED
         self.fence()
-
-    def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
-        """Call a kernel with each of some arguments; return the ns by the clock of the process."""
-        ns, waited = self.far(side).batch(every)
-        self.calm += waited <= WAITED * ns
-        return ns
-
-    def trial(self, side: str, cold: bool | None = None) -> float:
-        """Return the ns of a call; the lower quartile of the samples is of one in which no thread waited."""
-        self.calm = 0
-        ns = super().trial(side, cold)
-        self.took[side].append(ns)
-        self.trials_disturbed += self.calm <= (self.lengths[side][1] - 1) // 4
-        return ns
-
-    def conditions(self) -> tuple[int, str, str]:
-        """Draw the content of the arrays once a round."""
-        self.now = self.now or super().conditions()
-        return self.now
-
-    def disturbed(self) -> bool:
-        """Return whether threads waited for a core in a trial of the round that ends now."""
-        found, self.trials_disturbed, self.now = self.trials_disturbed > 0, 0, None
-        self.rounds_disturbed.append(found)
-        return found
-
-    @property
-    def busy(self) -> bool:
-        """Whether threads waited for a core in more than half of all rounds: then times say little."""
-        return 2 * sum(self.rounds_disturbed) > len(self.rounds_disturbed)
 
     def rounds(self, analyses: Sequence[int]) -> Sequence[int]:
         """Choose as many rounds as the time allows, by that of one."""
@@ -140,17 +101,6 @@ class AloneFar(Alone):
         few, most = ROUNDS
         n = max(few, min(most, int(self.most_s / (time.perf_counter() - start))))
         return [*dict.fromkeys(max(few, n // look) for look in LOOKS)]
-
-    def far(self, side: str) -> Far:
-        """Return the function of a side."""
-        function = self.functions[side]
-        assert isinstance(function, Far)
-        return function
-
-    def _filling(self, side: str) -> float:
-        start = time.perf_counter_ns()
-        self.sample(side, "almost", "numbers")
-        return time.perf_counter_ns() - start
 
     def finish(self) -> list[Result]:
         """Judge each once more, and let both clocks measure batches that last.

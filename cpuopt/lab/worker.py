@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..check.gate import require_quick
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 from ..kernels.compile import cache, jit
-from ..kernels.registry import find
+from ..kernels.registry import Kernel, find
 from ..machine import commits_of
 from ..measure import rates
 from . import ab as comparing
@@ -24,24 +24,43 @@ from .ab import op_named, settings_of
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
+    pair = find(request["op"], request["variants"][0]), find(request["op"], request["variants"][1])
+    return compared(request, lambda types: pair, say)
+
+
+def compared(
+    request: Mapping[str, Any],
+    pair_of: Callable[[Mapping[str, str]], tuple[Kernel, Kernel]],
+    say: Say,
+    require: Callable[[Sequence[Kernel], int], list[dict[str, Any]]] = require_quick,
+    make: Callable[..., comparing.Alone] = comparing.Alone,
+) -> dict[str, Any]:
+    """Compare two kernels as a request asks, wherever they run.
+
+    Parameters
+    ----------
+    pair_of : a function from the types of arguments to both kernels.
+    require : the check before and after, for a number of threads.
+    make : as `comparing.alone` takes it.
+    """
     settings, op = settings_of(request), op_named(request["op"])
-    pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
-    n = set_threads(settings.threads, pair)
-    say("checking")
-    more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
     sizes, given = request.get("sizes"), [from_json(Case, s) for s in request.get("shapes", ())]
     at = {"sizes": sizes} if sizes else {"B": settings.B, "T": settings.T}
     shapes = [comparing.case_at(op, sizes)] if sizes else given
     shapes = shapes or calls_alike(comparing.calls_of(op, settings, request["layer"]))
+    pair = pair_of(shapes[0].types)
+    n = set_threads(settings.threads, pair)
+    say("checking")
+    more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
     typed = [k.typed(shapes[0].types) for k in pair]
-    checks = require_quick(typed, n)
+    checks = require(typed, n)
     if request["in_step"]:
         found = comparing.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
-        more |= {"stop_above": request.get("stop_above", inf), "other": request.get("other", False)}
+        more |= {"stop_above": request.get("stop_above", inf), "other": request.get("other", False), "make": make}
         found = comparing.alone(pair, shapes, flush=request["flush"], **more)
     say("checking again")
-    checks += found["checks"] + require_quick(typed, n)
+    checks += found["checks"] + require(typed, n)
     roofs = rates.stored().get(n)
     content = {
         **at,
@@ -49,8 +68,8 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         **found,
         "checks": checks,
         "doubts": found["doubts"] + comparing.beyond_roofs(request["variants"], found.get("cases", ()), roofs),
-        "hashes": {k.variant: cache.digest(k.function) for k in typed},
-        "codes": {k.variant: jit.code_digest(k) for k in typed},
+        "hashes": {k.variant: getattr(k.function, "source", "") or cache.digest(k.function) for k in typed},
+        "codes": {k.variant: getattr(k.function, "code", "") or jit.code_digest(k) for k in typed},
         "commits": commits_of({k.variant: k.file for k in typed}),
     }
     return dict(to_json(content))

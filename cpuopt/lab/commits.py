@@ -1,0 +1,369 @@
+"""Kernels of commits of a git repository, each compiled by the package of its commit, in a process of its own.
+
+No checkout is touched: git writes the files of a commit into a temporary folder. The processes call their kernels on
+arrays in shared memory, and this one checks and compares them by the declarations and references of its own package.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..check import gate
+from ..check.cases import cases, quick_cases
+from ..check.check import check
+from ..check.memory import rooms
+from ..check.result import refuse
+from ..errors import UNCHECKED, WRONG, RefusedError, UserError
+from ..isolate.process import ROOT, EndedError, LateError, Side, Worker
+from ..kernels.registry import Kernel
+from ..machine import OTHERS, Others, cores
+from ..ops.declaration import Op
+from . import commit_worker
+from .ab import op_named
+from .remote import ROOM, AloneRemote, Far, Shared, kernel_of
+from .worker import compared
+
+PACKAGE = "cpuopt"
+OLDEST = "25 November 2026"
+"""The day of the oldest commits whose package has all names that `commit_worker` uses."""
+Say = Callable[[str], None]
+
+
+def git(*words: str, what: str) -> bytes:
+    """Run git in the working directory, and return what it prints.
+
+    Parameters
+    ----------
+    what : the first words of an error.
+
+    Raises
+    ------
+    UserError
+        If git is not installed, or fails.
+    """
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, timeout=120)
+    except OSError as e:
+        raise UserError(f"{what}: git cannot be started ({e.strerror}); install it") from e
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UserError(f"{what}: {(lines or ['git failed'])[0]}")
+    return done.stdout
+
+
+def repository(what: str) -> Path:
+    """Return the top folder of the repository of the working directory; raise `UserError` outside of one."""
+    return Path(os.fsdecode(git("rev-parse", "--show-toplevel", what=what)).strip())
+
+
+def commit_of(rev: str, what: str) -> str:
+    """Return the id of a commit; raise `UserError` if git does not know it."""
+    said = f"{what}: git knows no commit {rev!r}"
+    repository(what)
+    words = "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}"
+    try:
+        return git(*words, what=what).decode().strip()
+    except UserError as e:
+        raise UserError(f"{said}; fetch it, or give a branch, a tag or an id") from e
+
+
+def extract(commit: str, folder: Path, what: str, *paths: str) -> Path:
+    """Write the files of a commit into a folder, and return it; with paths, those files alone."""
+    content = git("-C", str(repository(what)), "archive", "--format=tar", commit, *paths, what=what)
+    with tarfile.open(fileobj=BytesIO(content)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Where a kernel comes from: ``REV:VARIANT``, ``REV:FILE.py``, ``REV:FILE.py:VARIANT``, or a variant from here."""
+
+    text: str
+    rev: str = ""
+    file: str = ""
+    variant: str = ""
+
+    @staticmethod
+    def of(text: str) -> KernelSource:
+        """Read it."""
+        rev, colon, rest = text.partition(":")
+        if not colon:
+            return KernelSource(text, variant=text)
+        file, dot, variant = rest.partition(".py")
+        if not rest or not rev or (dot and variant[:1] not in ("", ":")):
+            raise UserError(f"{text!r}: expected REV:VARIANT or REV:FILE.py, as in main:optimized")
+        return KernelSource(text, rev, file + dot, variant[1:]) if dot else KernelSource(text, rev, variant=rest)
+
+
+class Tree:
+    """The package in a folder, in a process of its own.
+
+    Parameters
+    ----------
+    name : the first words of its errors.
+    shared : the memory for the arrays of calls; without it, its kernels are compiled only.
+    environment : variables of the process, such as numba's target.
+    """
+
+    shared: Shared
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        threads: int = 1,
+        shared: Shared | None = None,
+        limit_s: float = 1800.0,
+        say: Say = lambda text: None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder, self.ready = folder, False
+        self.kernels: dict[str, Kernel] = {}
+        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+        more = {**(environment or {}), "PYTHONPATH": path, "NUMBA_NUM_THREADS": str(threads)}
+        if shared:
+            self.shared = shared
+            more[commit_worker.MEMORY] = f"{shared.descriptor} {ROOM}"
+        command = (sys.executable, "-P", str(Path(commit_worker.__file__).resolve()))
+        side = Side(name, command, {}, more, (shared.descriptor,) if shared else ())
+        self.worker = Worker(side, say, limit_s, rests=True)
+
+    def ask(self, do: str, function: Far | None = None, **more: Any) -> dict[str, Any]:
+        """Send a request, about a kernel or all.
+
+        Raises
+        ------
+        UserError
+            If the process cannot load the package; a `RefusedError` if it ends later, or is too late.
+        """
+        try:
+            if not self.ready:
+                package = self.worker.ask("ready")["package"]
+                if not os.path.samefile(package, self.folder / PACKAGE):
+                    raise UserError(f"{self.worker.side.name}: expected the package in {self.folder}, not {package}")
+            self.ready = True
+            return self.worker.ask(do, **({"kernel": int(function.side)} if function else {}), **more)
+        except EndedError as e:
+            if not self.ready:
+                raise UserError(f"{e}; this version compares with commits from {OLDEST} on") from e
+            raise RefusedError(str(e), UNCHECKED if isinstance(e, LateError) else WRONG) from e
+
+    def codes(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the digest of the machine code of each of some kernels, as `Difference` names them."""
+        return [(name, str(self.ask("code", name=name)["code"])) for name in names]
+
+    def kernel(self, source: KernelSource, folder: Path, op: Op, types: Mapping[str, str]) -> Kernel:
+        """Compile a kernel for arguments of some types; its variant is the text of its source.
+
+        Parameters
+        ----------
+        folder : of the file that the source names, if it names one.
+
+        Raises
+        ------
+        UserError
+            If the tree lacks it, its file has several, or its op is declared otherwise than here.
+        """
+        if (key := str(dict(types))) in self.kernels:
+            return self.kernels[key]
+        file = os.path.realpath(folder / source.file) if source.file else ""
+        about = self.ask("kernel", op=op.name, variant=source.variant, file=file, types=dict(types))
+        if "variants" in about:
+            known = ", ".join(f"{source.text}:{v}" for v in about["variants"]) or "none"
+            raise UserError(f"{source.text}: expected one kernel of {op.name} in the file; it has {known}")
+        require_declared(op, source, about["declared"])
+        function = Far(self, str(about["number"]), dict(types), code=about["code"], source=about["source"])
+        found = vars(kernel_of(op, function, {**about, "variant": source.text}, lambda types: None))
+        other = partial(self.kernel, source, folder, op)
+        self.kernels[key] = CommitKernel(**{**found, "types": dict(types)}, other=other)
+        return self.kernels[key]
+
+
+@dataclass(frozen=True)
+class CommitKernel(Kernel):
+    """A kernel of a `Tree`.
+
+    Attributes
+    ----------
+    other : a function from the types of arguments to the kernel for them.
+    """
+
+    other: Callable[[Mapping[str, str]], Kernel] | None = field(default=None, compare=False, repr=False)
+
+    def of(self, types: Mapping[str, str]) -> Kernel:
+        """Return the kernel for arguments of some types."""
+        assert self.other
+        return self if types == self.types else self.other(types)
+
+
+def require_declared(op: Op, source: KernelSource, there: Mapping[str, Any]) -> None:
+    """Refuse a commit that declares an op otherwise than the package that compares.
+
+    Raises
+    ------
+    UserError
+        Naming the first argument that differs.
+    """
+    here = {a.name: [str(getattr(a, name)) for name in commit_worker.DECLARED] for a in op.args}
+    if [*here.items()] != [*there.items()]:
+        name = next((n for n in [*there, *here] if there.get(n) != here.get(n)), "")
+        what = f"its argument {name!r}" if name else "the order of its arguments"
+        raise UserError(
+            f"{op.name}: {source.text} declares {what} otherwise than the package that compares, so one check cannot "
+            "judge both; compare commits with one declaration, from a checkout of either"
+        )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The kernels that differ between two trees, by name, as in ``gelu_forward[optimized] inp:bfloat16``.
+
+    Attributes
+    ----------
+    count : the number of kernels that both have.
+    sources : for each whose sources differ, which ones do.
+    codes : for each whose machine code differs, its digests.
+    gone, new : those of one tree alone.
+    """
+
+    count: int
+    sources: Mapping[str, str]
+    codes: Mapping[str, tuple[str, str]]
+    gone: Sequence[str]
+    new: Sequence[str]
+
+
+def differences(
+    folders: Mapping[str, Path],
+    only: str = "*",
+    environment: Mapping[str, str] | None = None,
+    say: Say = lambda text: None,
+) -> Difference:
+    """Compare the machine code of all kernels of two trees; those whose sources differ are compiled.
+
+    Parameters
+    ----------
+    folders : of both trees, by a name for errors.
+    only : a glob of the names of kernels.
+    environment : as `Tree` takes it.
+    """
+    with ExitStack() as stack:
+        count = max(1, cores() // 2)
+        trees = [[Tree(n, f, say=say, environment=environment) for _ in range(count)] for n, f in folders.items()]
+        for tree in chain(*trees):
+            stack.callback(tree.worker.close, 0)
+        pool = stack.enter_context(ThreadPoolExecutor(2 * count))  # whose threads must end before a pipe is closed
+        for tree in chain(*trees):
+            stack.callback(tree.worker.kill)
+        say("comparing sources")
+        old, new = pool.map(lambda of: of[0].ask("sources", only=only), trees)
+        both = [n for n in new if n in old]
+        sources = {n: _which(old[n], new[n]) for n in both if old[n]["all"] != new[n]["all"]}
+        jobs = [[pool.submit(t.codes, [*sources][i::count]) for i, t in enumerate(of)] for of in trees]
+        before, after = (dict(chain(*(job.result() for job in of))) for of in jobs)
+    codes = {n: (before[n], after[n]) for n in sources if before[n] != after[n]}
+    return Difference(len(both), sources, codes, [n for n in old if n not in new], [n for n in new if n not in old])
+
+
+def _which(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Name the sources in which two versions of a kernel differ."""
+    apart = [part for part in {**old, **new} if part != "all" and old.get(part) != new.get(part)]
+    return ", ".join(apart) or "constants"
+
+
+class CommitPair:
+    """Two kernels of one op from commits, with their processes; it answers ``ab`` as the `Child` of ``cpuopt ab`` does.
+
+    Parameters
+    ----------
+    texts : the sources of A and B, as `KernelSource.of` reads them.
+    folders : the trees of commits that are extracted already, by revision.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        texts: Sequence[str],
+        threads: int,
+        limit_s: float = 1800.0,
+        say: Say = lambda text: None,
+        folders: Mapping[str, Path] | None = None,
+    ) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise UserError(f"{' '.join(texts)}: kernels of commits are compared on Linux only")
+        self.op, self.say = op_named(op), say
+        self.checked, self.kernels, self.trees = set[Kernel](), list[str](), list[Tree]()
+        self.loads: list[Callable[[Mapping[str, str]], Kernel]] = []
+        sources, folders = [KernelSource.of(text) for text in texts], folders or {}
+        self.commits = {s.text: commit_of(s.rev, repr(s.text)) for s in sources if s.rev and s.rev not in folders}
+        with ExitStack() as stack:
+            self.shared = Shared()
+            stack.callback(os.close, self.shared.descriptor)
+            for source in sources:
+                folder = folders.get(source.rev, ROOT)
+                if commit := self.commits.get(source.text):
+                    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpuopt-commit-")))
+                    extract(commit, folder, repr(source.text), *([] if source.file else [PACKAGE]))
+                package = folder if (folder / PACKAGE).is_dir() else ROOT  # of a repository with kernels' files alone
+                tree = Tree(source.text, package, threads, self.shared, limit_s, lambda text: self.say(text))
+                stack.enter_context(tree.worker)
+                self.trees.append(tree)
+                self.loads.append(partial(tree.kernel, source, folder, self.op))
+            self.stack = stack.pop_all()
+
+    def start(self) -> list[dict[str, str]]:
+        """Return the kernels that users' files registered here: none."""
+        return []
+
+    def __enter__(self) -> CommitPair:
+        return self
+
+    def __exit__(self, *why: Any) -> None:
+        for tree in self.trees:
+            tree.kernels.clear()  # which hold arrays, and their tree
+        self.stack.__exit__(*why)
+
+    def pair(self, types: Mapping[str, str]) -> tuple[Kernel, Kernel]:
+        """Return both kernels for arguments of some types."""
+        return self.loads[0](types), self.loads[1](types)
+
+    def require(self, kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
+        """Check kernels: at first on all cases with their types, then on the quick ones.
+
+        Raises
+        ------
+        RefusedError
+            For one that is wrong.
+        """
+        found = []
+        for k in kernels:
+            plan = quick_cases(self.op, k.types, k.skips)
+            plan += [c for c in cases(self.op, k.skips) if c.types == k.types] * (k not in self.checked)
+            found += gate.run(plan, partial(check, k, threads=sorted({1, threads})), until_refused=True)
+            refuse(found[-1], "it is not timed")
+            self.checked.add(k)
+        return [r.describe() for r in found]
+
+    def ask(self, do: str, **request: Any) -> dict[str, Any]:
+        """Compare both, as the worker of ``cpuopt ab`` does on request."""
+        others = Others([t.worker for t in self.trees])
+        with rooms(self.shared.room):
+            found = compared(request, self.pair, lambda text: self.say(text), self.require, AloneRemote)
+        doubts = [d for d in found["doubts"] if not d.startswith(OTHERS)] + others.warnings()
+        if any(c["busy"] for c in found["cases"]):
+            doubts.append("threads waited for a core in more than half of all rounds")
+        return {**found, "doubts": doubts, "commits": self.commits}

@@ -1,0 +1,208 @@
+"""The gate of a pull request: each kernel whose machine code differs between two commits is checked and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..check.cases import Case, calls_alike, elements
+from ..check.gate import judge_itself
+from ..check.memory import rooms
+from ..check.result import RIGHT, exit_status
+from ..errors import UNCHECKED, RefusedError
+from ..files import cache_folder, read_entry, write_entry
+from ..files.reading import to_json
+from ..kernels.registry import BASE
+from ..measure.comparison import analyses_up_to
+from ..ops.declaration import Op
+from ..ops.storage import WIDE
+from ..program.program import Call
+from ..train.job import Settings, build_only
+from .ab import case_at, op_named, usual_sizes
+from .commits import PACKAGE, CommitPair, Say, commit_of, differences, extract, git, repository
+from .peers.plan import parse_sizes
+from .peers.suite import SUITE
+
+WORKTREE = "working tree"
+"""The name of the files as they lie in the working directory's repository."""
+MOST_FLOPS, MOST_NAIVE = 2e9, 5e7
+"""FLOPs of the largest call that is compared, and of a vanilla kernel's, which may take a hundred times as long."""
+MOST_FLOATS = 1 << 26
+"""Elements of the arrays of the largest call that is compared."""
+SLOWER, INCONCLUSIVE = "slower", "inconclusive"
+DIFFERENT = (SLOWER, "faster")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """What the gate compares.
+
+    Attributes
+    ----------
+    base, head : the commits; an empty head is the working tree.
+    percent : how much slower a kernel may be.
+    only : a glob of the names of kernels.
+    rounds : the largest number of rounds of a comparison.
+    limit_s : seconds for one answer of a process.
+    """
+
+    base: str
+    head: str = ""
+    percent: float = 1.0
+    threads: int = 1
+    only: str = "*"
+    rounds: int = 48
+    limit_s: float = 600.0
+    seed: int = 0
+
+
+def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
+    """Compare two commits, and return the record: ``rows``, and the exit ``status``.
+
+    Raises
+    ------
+    UserError
+        If git or a commit is missing, or a commit is too old.
+    """
+    say("reading commits")
+    names = {plan.base: commit_of(plan.base, f"--base {plan.base!r}")}
+    head = plan.head or WORKTREE
+    names[head] = commit_of(plan.head, f"--head {plan.head!r}") if plan.head else ""
+    found: dict[str, Any] = {**to_json(plan), "head": head, "commits": names}
+    found |= {"kernels": 0, "gone": [], "new": [], "rows": []}
+    if changed(names[plan.base], names[head]):
+        with tempfile.TemporaryDirectory(prefix="cpuopt-gate-") as folder:
+            folders = {
+                name: extract(commit, Path(folder) / str(i), name, PACKAGE) if commit else repository("--head")
+                for i, (name, commit) in enumerate(names.items())
+            }
+            differ = differences(folders, plan.only, say=say)
+            found |= {"kernels": differ.count, "gone": list(differ.gone), "new": list(differ.new)}
+            for i, (name, codes) in enumerate(differ.codes.items(), 1):
+
+                def told(text: str, at: str = f"{i} of {len(differ.codes)}: {name}") -> None:
+                    say(f"{at}, {text}")
+
+                for row in rows_of(plan, name, codes, folders, told):
+                    found["rows"].append({**row, "why": differ.sources[name], "codes": list(codes)})
+    return found | {"status": status(found["rows"], plan.percent)}
+
+
+def changed(base: str, head: str) -> list[str]:
+    """List the files of the package's Python that differ; an empty head is the working tree."""
+    top = ["-C", str(repository("gate"))]
+    found = git(*top, "diff", "--name-only", base, *([head] if head else []), "--", PACKAGE, what="gate")
+    if not head:
+        found += git(*top, "ls-files", "--others", "--exclude-standard", "--", PACKAGE, what="gate")
+    return [name for name in found.decode().splitlines() if name.strip('"').endswith(".py")]
+
+
+def rows_of(plan: GatePlan, name: str, codes: Sequence[str], folders: Mapping[str, Path], say: Say) -> list[Row]:
+    """Check a kernel, and compare both versions of it at each size whose result is not kept."""
+    full, *typed = name.split(" ")
+    op_name, _, variant = full.rstrip("]").partition("[")
+    op, types = op_named(op_name), dict(word.split(":") for word in typed)
+    rows: list[Row] = []
+    for shape in shapes_of(op, types, variant):
+        head = {"op": op_name, "variant": variant, "types": types, "sizes": dict(shape.sizes)}
+        key = key_of(plan, head, codes, shape)
+        row = recall(key)
+        if row is None:
+            row = compared(plan, op, variant, shape, folders, say)
+            if row["verdict"] != INCONCLUSIVE and "ratio" in row:
+                write_entry(cache_folder("gate") / f"{key}.json", json.dumps(to_json(row)).encode(), durable=False)
+        rows.append(head | row)
+        if "ratio" not in row:
+            break
+    return rows
+
+
+def compared(
+    plan: GatePlan, op: Op, variant: str, shape: Case, folders: Mapping[str, Path], say: Say = lambda text: None
+) -> Row:
+    """Compare both versions of a kernel; a difference is measured again by new processes, and must be the same."""
+    row = measured(plan, op, variant, shape, folders, say)
+    if (first := row["verdict"]) in DIFFERENT:
+        row = measured(replace(plan, seed=plan.seed + 1), op, variant, shape, folders, say)
+        if row["verdict"] in DIFFERENT and row["verdict"] != first:
+            row |= {"verdict": INCONCLUSIVE, "reason": f"{first}, and {row['verdict']} when measured again"}
+    return row
+
+
+def measured(plan: GatePlan, op: Op, variant: str, shape: Case, folders: Mapping[str, Path], say: Say) -> Row:
+    """Check the newer kernel, then compare it with the older one, in new processes."""
+    a, b = (f"{name}:{variant}" for name in folders)
+    try:
+        with CommitPair(op.name, (a, b), plan.threads, plan.limit_s, say, folders) as pair:
+            with rooms(pair.shared.room):
+                pair.require([pair.pair(shape.types)[1]], plan.threads)
+            settings = {"B": 1, "T": 1, "threads": plan.threads}
+            asked = {"op": op.name, "variants": [a, b], "layer": "*", "in_step": False, "flush": False}
+            more = {"seed": plan.seed, "analyses": analyses_up_to(plan.rounds), "shapes": [to_json(shape)]}
+            found = pair.ask("ab", settings=settings, **asked, **more)
+    except RefusedError as e:
+        if f"[{a}]" in str(e):
+            return {"verdict": RIGHT, "reason": f"not compared, because the older kernel is refused: {e}"}
+        return {"verdict": e.word, "reason": str(e)}
+    row = {name: found[name] for name in ("verdict", "ratio", "control", "level")}
+    row |= {f"{side}_ms": found["cases"][0][f"{side}_ns"] / 1e6 for side in "ab"}  # of one call
+    if found["doubts"] and row["verdict"] in DIFFERENT:
+        return {**row, "verdict": INCONCLUSIVE, "reason": f"the machine is busy: {found['doubts'][0]}"}
+    return {**row, "reason": found["why"]}
+
+
+def key_of(plan: GatePlan, head: Mapping[str, Any], codes: Sequence[str], shape: Case) -> str:
+    """Return the name of a result: by both digests of machine code, the call, the machine and the judge."""
+    what = [judge_itself(), head, codes, str(shape), plan.threads, plan.rounds]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def recall(key: str) -> Row | None:
+    """Return a result that is kept; None if it is missing."""
+    with suppress(ValueError):
+        found = json.loads(read_entry(cache_folder("gate") / f"{key}.json") or b"null")
+        return {**found, "kept": True} if isinstance(found, dict) else None
+    return None
+
+
+def shapes_of(op: Op, types: Mapping[str, str], variant: str) -> list[Case]:
+    """List the smallest and the largest call of an op in the suite's models; without any, one at GPT-2's widths."""
+    calls = [c for c in suite_calls("bf16" if types else WIDE) if c.op is op and dict(c.types) == dict(types)]
+    most = MOST_NAIVE if variant == BASE else MOST_FLOPS
+    every = calls_alike(calls) or [replace(case_at(op, usual_sizes(op, 1, 16)), types=types)]
+    every.sort(key=lambda c: (op.flops(c.sizes), elements(op, c)))
+    fit = [c for c in every if op.flops(c.sizes) <= most and elements(op, c) <= MOST_FLOATS] or every[:1]
+    return [fit[0], *([fit[-1]] if len(fit) > 1 else [])]
+
+
+@cache
+def suite_calls(dtype: str) -> list[Call]:
+    """List the calls of the suite's models, with rewrites and without."""
+    jobs = [Settings(model=m, B=B, T=T, dtype=dtype) for m, sizes in SUITE.items() for B, T in parse_sizes(sizes)]
+    built = [build_only(replace(job, fuse=fuse)) for job in jobs for fuse in ("none", "all")]
+    return [c for b in built for c in b.program.calls]
+
+
+def is_slower(row: Row, percent: float) -> bool:
+    """Return whether a kernel is slower by more than some percent, with confidence."""
+    return bool(row["verdict"] == SLOWER and row["ratio"]["low"] > 1 + percent / 100)
+
+
+def is_noisy(row: Row, percent: float) -> bool:
+    """Return whether the machine was too noisy to tell."""
+    return bool(row["verdict"] == INCONCLUSIVE and row["ratio"]["high"] > 1 + percent / 100)
+
+
+def status(rows: Iterable[Row], percent: float) -> int:
+    """Return the exit status: 1 if a kernel is refused or slower, 3 if one is unchecked or the machine too noisy."""
+    rows = list(rows)
+    words = [UNCHECKED if is_noisy(row, percent) else row["verdict"] for row in rows]
+    return 1 if any(is_slower(row, percent) for row in rows) else exit_status(words)

@@ -1,0 +1,292 @@
+"""Kernels of two commits: `cpuopt ab` and `cpuopt gate` in a small repository with this package."""
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import cpuopt
+from cpuopt import cli
+from cpuopt.cli import gate as verb
+from cpuopt.errors import UNCHECKED, UserError
+from cpuopt.lab import commits, gate
+from cpuopt.lab.commits import Difference, KernelSource
+from cpuopt.report import gate as report
+
+CHANGES = {
+    "renamed": ("cpuopt/kernels/vanilla/gelu.py", "CUBIC", "CUBED"),
+    "wrong": ("cpuopt/kernels/vanilla/gelu.py", "out[i] = HALF * x", "out[i] = x"),
+    "redeclared": ("cpuopt/ops/declaration.py", 'EPS = scalar("eps", low=1e-4', 'EPS = scalar("eps", low=2e-4'),
+    "docs": ("README.md", "a word", "another word"),
+    "old": ("cpuopt/building.py", "def set_threads", "def threads_set"),
+    "filed": ("mine.py", "* x * x", "* x * x * x"),
+}
+"""Commits after ``base``: a file, what it has there, and what takes its place."""
+FILE = """
+from numba import prange
+from cpuopt import kernel, ops
+from cpuopt.kernels.toolkit.fastmath import tanh
+import numpy as np
+
+@kernel(ops.gelu_forward, "mine")
+def gelu_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        x = inp[i]
+        u = np.float32(0.7978845608) * (x + np.float32(0.044715) * x * x * x)
+        out[i] = np.float32(0.5) * x * (np.float32(1) + tanh(u))
+"""
+
+
+def git(top, *words):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "core.autocrlf=false"]
+    return subprocess.run(["git", "-C", top, *who, *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    top = tmp_path_factory.mktemp("repository")
+    shutil.copytree(Path(cpuopt.__file__).parent, top / "cpuopt", ignore=shutil.ignore_patterns("__pycache__"))
+    (top / "README.md").write_text("a word")
+    (top / "mine.py").write_text(FILE)
+    git(top, "init", "--quiet", "-b", "main")
+    git(top, "add", ".")
+    git(top, "commit", "--quiet", "-m", "base")
+    git(top, "tag", "base")
+    for name, (file, old, new) in CHANGES.items():
+        git(top, "checkout", "--quiet", "--detach", "base")
+        text = (top / file).read_text()
+        assert old in text
+        (top / file).write_text(text.replace(old, new))
+        git(top, "commit", "--quiet", "-am", name)
+        git(top, "tag", name)
+    git(top, "checkout", "--quiet", "main")
+    return top
+
+
+@pytest.fixture
+def here(repository, monkeypatch, tmp_path):
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(gate, "cache_folder", lambda name: tmp_path / name)
+    yield repository
+    assert git(repository, "status", "--porcelain") == ""
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+def ab(tmp_path, *words, sizes="N=4096"):
+    quick = ["--sizes", sizes, "--rounds", "6", "--threads", "1", "--runs", str(tmp_path / "runs")]
+    return cli.main(["ab", *words, *quick])
+
+
+def error(capsys):
+    (line,) = [v for v in capsys.readouterr().err.splitlines() if v.startswith("cpuopt: ")]
+    return line
+
+
+# ab -------------------------------------------------------------------------------------------------------------------
+
+
+def test_two_commits_with_a_constant_renamed_have_equal_code_from_different_sources(here, tmp_path, capsys):
+    assert ab(tmp_path, "gelu_forward", "base:vanilla", "renamed:vanilla", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (result,) = found["results"]
+    assert len({*result["codes"].values()}) == 1, result["codes"]
+    assert len({*result["hashes"].values()}) == 2, result["hashes"]
+    assert result["commits"] == {f"{t}:vanilla": git(here, "rev-parse", t).strip() for t in ("base", "renamed")}
+    assert 0.5 < found["ratio"]["median"] < 2
+    assert {c["kernel"] for c in result["checks"]} == {f"gelu_forward[{t}:vanilla]" for t in ("base", "renamed")}
+
+
+def test_a_kernel_that_a_commit_made_wrong_is_not_timed(here, tmp_path, capsys):
+    assert ab(tmp_path, "gelu_forward", "vanilla", "wrong:vanilla", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], "ratio" in found) == ("wrong", False)
+    assert found["reason"].startswith("gelu_forward[wrong:vanilla] is wrong, so it is not timed: out[")
+
+
+def test_commits_that_declare_an_op_differently_are_refused(here, tmp_path, capsys):
+    assert ab(tmp_path, "layernorm_forward", "base:vanilla", "redeclared:vanilla", sizes="BT=8 C=64") == 2
+    line = error(capsys)
+    assert "layernorm_forward: redeclared:vanilla declares its argument 'eps' otherwise" in line
+
+
+def test_a_file_of_a_commit(here, tmp_path, capsys):
+    assert ab(tmp_path, "gelu_forward", "base:mine.py", "filed:mine.py:mine") == 1
+    assert "gelu_forward[filed:mine.py:mine] is wrong" in error(capsys)
+
+
+def test_a_commit_that_is_too_old_is_refused_with_its_reason(here, tmp_path, capsys):
+    assert ab(tmp_path, "gelu_forward", "old:vanilla", "vanilla") == 2
+    line = error(capsys)
+    assert "old:vanilla: ended with status 1 during 'ready': ImportError: cannot import name 'set_threads'" in line
+    assert f"compares with commits from {commits.OLDEST} on" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere:vanilla", "vanilla"], "'nowhere:vanilla': git knows no commit 'nowhere'; fetch it"),
+        (["base:vanilla", "-x:vanilla"], "'-x:vanilla': git knows no commit '-x'"),
+        (["base:", "base:vanilla"], "'base:': expected REV:VARIANT or REV:FILE.py"),
+        (["base:mine.pyx", "base:vanilla"], "'base:mine.pyx': expected REV:VARIANT or REV:FILE.py"),
+        (["base:vanilla", "vanilla", "--in-step"], "they are compared alone; leave --in-step out"),
+    ],
+)
+def test_what_is_refused_before_a_process_starts(here, words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(commits, "Tree", None)
+    flags = [*words[2:], "--runs", str(tmp_path), "--", "gelu_forward", *words[:2]]
+    assert cli.main(["ab", *flags]) == 2
+    assert said in error(capsys)
+
+
+def test_a_folder_without_git_and_a_machine_without_git(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UserError, match=r"^x: fatal: not a git repository"):
+        commits.commit_of("main", "x")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"^x: git cannot be started"):
+        commits.commit_of("main", "x")
+
+
+def test_sources_are_read():
+    assert KernelSource.of("optimized") == KernelSource("optimized", "", "", "optimized")
+    assert KernelSource.of("main:optimized") == KernelSource("main:optimized", "main", "", "optimized")
+    assert KernelSource.of("a/b:k/mine.py") == KernelSource("a/b:k/mine.py", "a/b", "k/mine.py", "")
+    assert KernelSource.of("v1:mine.py:mine:N=4") == KernelSource("v1:mine.py:mine:N=4", "v1", "mine.py", "mine:N=4")
+
+
+# The gate -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_of_docs_has_the_same_code_at_once(here, capsys, tmp_path):
+    start = time.perf_counter()
+    assert cli.main(["gate", "--base", "base", "--head", "docs", "--markdown", str(tmp_path / "gate.md")]) == 0
+    assert time.perf_counter() - start < 5
+    assert "same code" in capsys.readouterr().out
+    assert (tmp_path / "gate.md").read_text().startswith("**same code: no kernel's machine code differs**\n")
+
+
+def test_a_constant_that_is_renamed_has_the_same_code(here, capsys, monkeypatch):
+    monkeypatch.setattr(gate, "measured", None)
+    flags = ["--base", "base", "--head", "renamed", "--only", "gelu_forward*", "--json"]
+    assert cli.main(["gate", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == found["new"] == found["gone"] == []
+    assert found["kernels"] >= 3
+
+
+def test_a_kernel_that_is_wrong_fails_the_gate(here, capsys, tmp_path):
+    flags = ["--base", "base", "--head", "wrong", "--only", "gelu_forward?vanilla?", "--markdown", "gate.md"]
+    flags[-1] = str(tmp_path / "gate.md")
+    assert cli.main(["gate", *flags, "--threads", "1"]) == 1
+    text = (tmp_path / "gate.md").read_text()
+    assert text.startswith("**refused: gelu_forward[vanilla]**\n")
+    assert "| gelu_forward[vanilla] |" in text
+    assert "gelu_forward[wrong:vanilla] is wrong, so it is not timed: out[" in text
+
+
+def ratio(low, high):
+    return {"median": (low + high) / 2, "low": low, "high": high}
+
+
+def row(verdict, low=1.0, high=1.0):
+    figures = {"ratio": ratio(low, high), "control": ratio(0.99, 1.01), "level": 99.5, "a_ms": 1.0, "b_ms": 1.1}
+    return {"verdict": verdict, "reason": "why", **(figures if low else {})}
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "said"),
+    [
+        ([row("no difference shown", 0.99, 1.02)], 0, "no kernel is slower by more than 2 %, of 1 comparison"),
+        ([row("faster", 0.8, 0.9)], 0, "no kernel is slower"),
+        ([row("slower", 1.01, 1.05)], 0, "no kernel is slower"),
+        ([row("slower", 1.03, 1.05)], 1, "1 comparison slower by more than 2 %"),
+        ([row("inconclusive", 0.9, 1.2)], 3, "1 comparison without a verdict: the machine is too noisy"),
+        ([row("inconclusive", 0.9, 1.01)], 0, "no kernel is slower"),
+        ([row("inconclusive", 0.9, 1.2), row("slower", 1.03, 1.05)], 1, "1 comparison slower"),
+        ([row("wrong", 0)], 1, "refused: gelu_forward[vanilla]"),
+        ([row(UNCHECKED, 0)], 3, "refused: gelu_forward[vanilla]"),
+        ([row("right", 0)], 0, "no kernel is slower"),
+    ],
+)
+def test_the_status_and_the_table(rows, status, said):
+    assert gate.status(rows, 2) == status
+    about = {"op": "gelu_forward", "variant": "vanilla", "types": {}, "sizes": {"N": 4096}, "why": "text"}
+    found = {"base": "a|b", "head": "c", "percent": 2.0, "threads": 2, "new": [], "gone": ["x"]}
+    text = report.markdown({**found, "rows": [about | r for r in rows]})
+    assert text.startswith(f"**{said}")
+    assert "c against a|b, 2 threads, 1 kernel gone" in text
+    lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(rows)
+    assert {line.count("|") for line in lines} == {7}
+
+
+@pytest.fixture
+def differing(here, monkeypatch):
+    """One kernel differs, and `measured` answers from a list."""
+    codes = {"gelu_forward[vanilla]": ("old", "new")}
+    found = Difference(1, {"gelu_forward[vanilla]": "text"}, codes, [], [])
+    monkeypatch.setattr(gate, "differences", lambda *args, **more: found)
+    monkeypatch.setattr(gate, "shapes_of", lambda op, types, variant: [commits.cases(op)[0]])
+    answers = []
+    monkeypatch.setattr(gate, "measured", lambda plan, *rest: answers.pop(0) | {"seed": plan.seed})
+    return answers
+
+
+def test_a_result_is_kept_and_a_slower_kernel_is_measured_again(differing):
+    plan = gate.GatePlan("base", "renamed")
+    differing += [row("slower", 1.1, 1.2), row("slower", 1.2, 1.3)]
+    (first,) = gate.run(plan)["rows"]
+    assert (first["ratio"]["low"], first["seed"], differing) == (1.2, 1, [])
+    again = gate.run(plan)
+    assert again["status"] == 1
+    assert again["rows"] == [first | {"kept": True}]  # and nothing was measured
+    other = gate.GatePlan("base", "renamed", threads=2)
+    differing += [row("faster", 0.8, 0.9), row("slower", 1.1, 1.2)]
+    found = gate.run(other)
+    assert (found["status"], found["rows"][0]["reason"]) == (3, "faster, and slower when measured again")
+    differing += [row("slower", 1.1, 1.2), row("no difference shown")]
+    assert gate.run(other)["status"] == 0
+
+
+def test_a_noisy_machine_fails_nothing_and_is_not_kept(differing):
+    plan = gate.GatePlan("base", "renamed")
+    differing += [row("inconclusive", 0.8, 1.4)] * 2
+    assert gate.run(plan)["status"] == 3
+    assert gate.run(plan)["status"] == 3
+    assert differing == []
+
+
+def test_slower_beside_other_processes_is_no_verdict(here, monkeypatch):
+    class Pair:
+        def __init__(self, *args):
+            self.shared = type("Shared", (), {"room": None})
+
+        def __enter__(self):
+            return self
+
+        __exit__ = require = lambda *args: None
+
+        def pair(self, types):
+            return None, None
+
+        def ask(self, do, **request):
+            more = {"cases": [{"a_ns": 1e6, "b_ns": 2e6}], "doubts": ["other processes used 0.90 cores meanwhile"]}
+            return {**row("slower", 1.1, 1.2), "why": "", **more}
+
+    monkeypatch.setattr(gate, "CommitPair", Pair)
+    op = commits.op_named("gelu_forward")
+    found = gate.measured(gate.GatePlan("a"), op, "vanilla", commits.cases(op)[0], {"a": here, "b": here}, print)
+    assert (found["verdict"], gate.status([found], 1)) == ("inconclusive", 3)
+    assert found["reason"] == "the machine is busy: other processes used 0.90 cores meanwhile"
+    assert (found["a_ms"], found["b_ms"]) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "nan"])
+def test_a_wrong_number_of_percent_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["gate", "--base", "main", "--slower", text])
+    assert verb.percent("2.5") == 2.5
