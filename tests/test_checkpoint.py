@@ -474,12 +474,9 @@ def test_a_second_process_is_refused(two):
     assert second().returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("number", "more"),
-    [(signal.SIGKILL, []), (signal.SIGTERM, []), (signal.SIGKILL, ["--dtype", "bf16", "--variant", "optimized"])],
-)
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(number, more, capsys):
-    first = ["train", *FLAGS, "--save-every", "5", *more]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(number, capsys):
+    first = ["train", *FLAGS, "--save-every", "5"]
     running = command(*first, "--steps", "1000000", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_steps(7, running)

@@ -143,14 +143,6 @@ def test_a_kernel_of_a_file_is_tried_in_the_types_that_it_takes(narrow, verdict)
     assert any("bfloat16" in r.case.types.values() for r in found) == narrow
 
 
-def test_the_table_names_the_worst_element(capsys):
-    assert cli.main(["check", "--kernels", write(("wrong", "residual_forward")), "--quick", "--seed", "1"]) == 1
-    out = capsys.readouterr().out
-    assert "wrong  residual_forward[wrong]" in out
-    assert "0 right, 0 marginal, 1 wrong" in out
-    assert "--seed 1" in out
-
-
 def test_marginal_is_named_and_explained():
     marginal = Result("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
     right = Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from verbs import goes_on
 
 from cpuopt import cli
 from cpuopt.engine import Engine
@@ -26,12 +25,6 @@ def _here(tmp_path, monkeypatch):
 
 def tensors(folder):
     return {f.name: f.read_bytes() for f in sorted(folder.glob("*.safetensors"))}
-
-
-def test_a_run_in_bfloat16_goes_on_bit_for_bit_and_in_no_other_type(tmp_path, capsys):
-    flags, said = ["train", *FLAGS, "--val-every", "0"], "dtype 'bf16', not 'float32'"
-    one = goes_on(capsys, tmp_path, *flags, refused=["--dtype", "float32"], said=said)
-    assert len(tensors(one)) == 3
 
 
 def test_what_is_saved_is_float32_until_it_is_converted(tmp_path):

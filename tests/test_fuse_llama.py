@@ -13,6 +13,7 @@ from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.models import parse, specs
 from cpuopt.program.fuse import FUSIONS
+from cpuopt.train.job import Settings, build_only
 
 TINY, GEMMA = parse("llama-tiny"), parse("gemma2-tiny")
 B, T, LAYERS = 2, 16, TINY.num_hidden_layers
@@ -187,9 +188,18 @@ def test_an_activation_that_gates_its_own_operand_stays(expression):
     assert build(Own(), inputs, fuse=ALL, choice=Choice("optimized")).program.adjoint
 
 
-def test_generated_backwards_train_alike():
-    """No derivative by hand anywhere; the chunks of a generated sum change its rounding only."""
-    swaps = ["*_backward*=generated"]
-    kernels = build(TINY.module(), specs(B, T), choice=Choice("vanilla", swaps)).kernels
-    assert {k.variant for k in kernels if k.op.inverts} == {"generated"}
-    assert_alike(train(swaps=swaps), train(), exact=False)
+@pytest.mark.parametrize("name", ["smollm2-135M", "qwen3-0.6B", "tinyllama-1.1B", "llama3.2-1B"])
+def test_every_preset_is_planned_with_all_rewrites(name):
+    built = build_only(Settings(model=name, B=1, T=64, fuse="all"))
+    config, ops = parse(name), {call.op.name for call in built.program.calls}
+    plan = built.plan()
+    assert plan.groups["parameter"] == 4 * config.n_params
+    assert plan.groups["moment"] == 8 * config.n_params
+    assert {"matmul_swiglu_forward", "residual_rmsnorm_forward", "matmul_update", "classifier_update"} <= ops
+    assert not {"silu_forward", "mul_forward", "cross_entropy_forward"} & ops
+
+
+def test_a_step_of_a_billion_parameters_needs_little_but_weights_and_moments():
+    plan = build_only(Settings(model="llama3.2-1B", B=1, T=256, fuse="all")).plan()
+    assert plan.total_bytes < 15.45e9
+    assert plan.total_bytes - plan.pool_bytes < 12 * parse("llama3.2-1B").n_params + 40e6

@@ -208,7 +208,7 @@ def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys,
         assert x.dtype == F32
         assert (x == saved.read(name)).all()
     capsys.readouterr()
-    assert cli.main(["eval", "--init", str(one.parent.parent), "-T", "16", "--json"]) == 0
+    assert cli.main(["eval", "--init", str(one.parent.parent), "-T", "16", "--limit", "2", "--json"]) == 0
     assert np.isfinite(json.loads(capsys.readouterr().out)["loss"])
 
 

@@ -143,12 +143,6 @@ def test_a_run_of_such_a_model_samples_generates_and_is_evaluated(capsys, lm):
     assert "% of what memory allows" not in capsys.readouterr().err
 
 
-def test_the_samples_are_seen_while_it_trains(capsys, lm):
-    flags = ["--steps", "2", "--sample-every", "1", "--sample-tokens", "3", "--prompt", "def", "-B", "2", "-T", "16"]
-    assert cli.main(["train", "--model", lm("Net"), *flags]) == 0
-    assert capsys.readouterr().out.count("sample: 'def") == 2
-
-
 def test_weights_for_one_t_are_read_at_that_t(capsys, lm):
     init = ["--init", trained(capsys, lm("sized"), "--sample-every", "4", T=16), "--model", lm("sized")]
     found = ran(capsys, "generate", *init, "--prompt", "ab")

@@ -819,7 +819,7 @@ def test_the_command_checks_a_file(capsys: Any, monkeypatch: Any, tmp_path: Path
 WRONG = GELU.replace("0.044715", "0.05")
 
 
-def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
     """With the protocol's own client: a wrong GELU and a good one, which is adopted."""
     pytest.importorskip("mcp")
     import asyncio
@@ -865,10 +865,13 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path, monkeypatch
     assert (wrong["verdict"], wrong["place"]) == ("wrong", None)
     assert good["place"] is None  # vanilla's text is right, and not faster
     assert len(board["best"]) == 1
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["check", "--kernels", adopted["path"], "--quick", "--threads", "1", "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)["kernels"]
-    assert [(k["variant"], k["verdict"]) for k in made] == [("fast", "right")]
+    made = subprocess.run(
+        [sys.executable, "-m", "cpuopt", "check", "--kernels", adopted["path"], "--quick", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert [(k["variant"], k["verdict"]) for k in json.loads(made.stdout)["kernels"]] == [("fast", "right")]
 
 
 def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path: Path) -> None:

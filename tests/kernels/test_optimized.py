@@ -1,9 +1,6 @@
 """What comparing with a reference does not see: machine code, bits, NaN, and the vectors that kernels are made of."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from itertools import pairwise
 
@@ -111,26 +108,6 @@ def test_a_scalar_loop_is_seen():
 
 
 # The same bits --------------------------------------------------------------------------------------------------------
-
-MANY = """
-from cpuopt import kernels, registry
-from cpuopt.check.cases import case
-from cpuopt.check.check import check
-sizes = [{"B": 3, "T": 150, "C": 140, "NH": 2, "V": 1003}, {"B": 2, "T": 64, "C": 70, "NH": 7, "V": 517}]
-for kernel in registry.KERNELS.values():
-    if kernel.variant == "optimized" and not kernel.op.name.startswith("matmul"):
-        for s in sizes:
-            result = check(kernel, case(kernel.op, s), threads=(1, 7))  # on 2, 3 and 4: test_conformance.py
-            assert result.verdict == "right", result
-print("the same bits")
-"""
-
-
-def test_same_bits_on_seven_threads():
-    env = {**os.environ, "NUMBA_NUM_THREADS": "7", "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, "-c", MANY]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout == "the same bits\n", done.stderr
 
 
 # NaN and infinity -----------------------------------------------------------------------------------------------------
