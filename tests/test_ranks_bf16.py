@@ -122,6 +122,7 @@ def test_a_weight_that_is_taken_within_a_step_is_refused():
 BF16 = {"dtype": "bf16", "save_every": 2, "keep": 9}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_any_number_of_ranks(tmp_path):
     alone = outcome(trained_job(tmp_path, 1, **BF16))
     run = trained_job(tmp_path, 4, steps=2, **BF16)[0][0].path

@@ -215,11 +215,11 @@ LOADING | mine.py: GELU(out, inp): 0\nGELU(out, inp): 0 | [mine]: registered a s
 LISTING | mine.py: VANILLA(out, inp): pass | gelu_forward[vanilla]: registered a second time | 1
 <train profile> JOB OWN | mine.py: import numpy as np\nGELU(out, inp): out[...] = inp / (1 + np.exp(-1.702 * inp)) |
   WRONG…out[…] = …, expected | 1
-<train profile> JOB OWN | mine.py: GELU(out, inp): out[...] = float('nan') | WRONG…out[0] = nan, expected | 1
-<train profile> JOB OWN | mine.py: GELU(out, inp): out[1:] = 0 |
+train JOB OWN | mine.py: GELU(out, inp): out[...] = float('nan') | WRONG…out[0] = nan, expected | 1
+train JOB OWN | mine.py: GELU(out, inp): out[1:] = 0 |
   WRONG…out[0] = nan, expected …: as filled before the call | 1
-<train profile> JOB OWN | mine.py: GELU(out, inp): inp[0] = 1 | WRONG…changed 'inp', which it may only read | 1
-<train profile> JOB OWN | mine.py: GELU(out, inp): raise ValueError('not today') |
+train JOB OWN | mine.py: GELU(out, inp): inp[0] = 1 | WRONG…changed 'inp', which it may only read | 1
+train JOB OWN | mine.py: GELU(out, inp): raise ValueError('not today') |
   WRONG…raised ValueError: not today | 1
 train JOB OWN | mine.py: COMPILED(out, inp): out[0] = inp[0] + 'x' |
   ^gelu_forward[mine] at /…/mine.py:2 does not compile: … | 1

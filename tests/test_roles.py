@@ -234,7 +234,9 @@ def twice_of(x, weight):
     return emit(twice_forward, inp=x, weight=weight)
 
 
-@pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=[pytest.mark.slow] * (name != ops.USUAL)) for name in ops.OPTIMIZERS]
+)
 def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, optimizer):
     def trained(fuse):
         model = Model(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.c.weight), y))
