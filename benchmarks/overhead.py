@@ -1,8 +1,8 @@
 """The cost of `cpuopt profile`, and whether its rows add up: profiled and plain training steps, in pairs.
 
 Two processes train the same model on the same batches: one as `cpuopt train` does without a profiler, the other as
-`cpuopt profile` does, with every kernel's threads watched. The wall time of a profiled step is taken outside of the
-profiler.
+`cpuopt profile` does, with every kernel's threads watched; with --lines, as `cpuopt profile --lines` does, with samples
+of the threads. The wall time of a profiled step is taken outside of the profiler.
 
     python benchmarks/overhead.py --sizes 4x64 1x64 --rounds 24
 """
@@ -36,19 +36,24 @@ class Steps:
     """A job's steps, profiled or not."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
+        from cpuopt.kernels.compile.sampling import ThreadSampler
         from cpuopt.kernels.toolkit import regions
         from cpuopt.profiler import Profiler
         from cpuopt.train.job import Settings, prepare
 
         watched = regions.watch() if request["profiled"] else None
         self.job = prepare(Settings(model=request["model"], B=request["B"], T=request["T"], threads=request["threads"]))
-        self.profiler = Profiler(self.job.engine, keep=1, regions=watched) if request["profiled"] else None
+        self.sampler = ThreadSampler().__enter__() if request["profiled"] and request["lines"] else None
+        more = {"keep": 1, "regions": watched, "sampler": self.sampler}
+        self.profiler = Profiler(self.job.engine, **more) if request["profiled"] else None
 
     def step(self) -> dict[str, Any]:
         """Take a step; return its ms, and the sums of a profile's rows."""
         ms = self.job.take_step(self.profiler.time_step if self.profiler else nullcontext).seconds * 1e3
         if self.profiler is None:
             return {"ms": ms}
+        if self.sampler:
+            self.sampler.follow()
         p = self.profiler.profile(model="", B=1, T=1, choice=self.job.engine.options.choice)
         rows = [r.ms for r in p.ops]
         return {"ms": ms, "rows": sum(rows), "kernels": sum(rows[:-1]), "loop": p.profiler_overhead_ms}
@@ -72,6 +77,7 @@ def main() -> None:
     p.add_argument("--model", default="gpt2-124M")
     p.add_argument("--rounds", type=int, default=24, help="rounds of three steps (%(default)s)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="number of threads (%(default)s)")
+    p.add_argument("--lines", action="store_true", help="sample the threads, too")
     p.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.serve:
@@ -82,7 +88,7 @@ def main() -> None:
         B, T = map(int, label.split("x"))
         side = Side("steps", (sys.executable, __file__, "--serve"), {}, {"NUMBA_NUM_THREADS": str(args.threads)})
         with Worker(side) as plain, Worker(side) as profiled:
-            asked = {"model": args.model, "B": B, "T": T, "threads": args.threads}
+            asked = {"model": args.model, "B": B, "T": T, "threads": args.threads, "lines": args.lines}
             plain.ask("init", **asked, profiled=False)
             profiled.ask("init", **asked, profiled=True)
             sums: list[dict[str, float]] = []

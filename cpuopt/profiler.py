@@ -24,7 +24,7 @@ from .machine import Others, commits_of, describe, forget_peak, origin, peak_rss
 from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
 from .measure.quartile import LEAST, lower_quartile
 from .measure.roofline import BF16, FMA, Roofs, fits
-from .wording import nearest
+from .wording import count, nearest
 
 if TYPE_CHECKING:
     from .building import Bound
@@ -321,6 +321,8 @@ def profile(
     if lines is not None:
         wanted = None if lines == "*" else lambda op: op_matches(op, lines)
         how["lines"] = by_line(np.concatenate(samples), profiler.sampled, job.engine.kernels, wanted)
+        if sampler and sampler.lost:
+            doubts.append(f"{count(sampler.lost, 'sample')} of lines were lost: more came in a step than are kept")
     return profiler.profile(**how)
 
 

@@ -119,7 +119,8 @@ def test_words():
     assert told(60.0, ops) == (
         "A step takes 200 ms, 60 % of the FMA peak of 2 threads (MFU). matmul is 75 % of it, at 86 % of its roof. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 38.0 ms above the L3 roof (5 % of it). "
-        "Threads wait most in gelu_forward: the slowest takes 1.50 times the mean."
+        "Threads wait most in gelu_forward: the slowest takes 1.50 times the mean. "
+        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py"
     )
     assert told(None, [row("Matmul Forward", 150, None)]) == "A step takes 200 ms. matmul is 75 % of it."
     assert told(60.0, [row("Matmul Forward", 150, 40, "bf16", types=("bfloat16", "float32"))]).startswith(
@@ -131,7 +132,8 @@ def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
     layers = row("matmul_forward", 90, 319, layer="h.0.mlp"), row("gelu_forward", 20, 5, "L3", "h.0.mlp")
     assert told(160.0, [row("Matmul Forward", 90, 319), row("GELU Forward", 40, 5, "L3")], layers) == (
         "A step takes 200 ms. matmul is 45 % of it. "
-        "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it)."
+        "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it). "
+        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py"
     )
     assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 

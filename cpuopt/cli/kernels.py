@@ -8,6 +8,7 @@ Examples::
     cpuopt kernels matmul
     cpuopt kernels --kernels mygelu.py
     cpuopt kernels --compile
+    cpuopt kernels --headroom
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ def flags(p: argparse.ArgumentParser) -> None:
         "op", nargs="*", metavar="OP", help="List these ops: names, globs or families such as matmul. Default: all."
     )
     p.add_argument("--compile", action="store_true", help="Compile the kernels of these ops, one process a core.")
+    p.add_argument(
+        "--headroom",
+        action="store_true",
+        help="Rank the ops of the newest profile in --runs by the time above their roofs, with what is gained so far.",
+    )
     settings.flags(p, "kernels")
-    shared(p, "--json")
+    shared(p, "--runs", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +48,15 @@ def run(args: argparse.Namespace) -> int:
     for pattern in args.op:
         if not any(registry.op_matches(name, pattern) for name in ops.ALL):
             raise UserError(f"kernels {pattern!r}: no op matches; {nearest(pattern, [*registry.FAMILIES, *ops.ALL])}")
+    if args.headroom:
+        from ..lab import records
+        from ..measure.rates import machine_id
+        from ..report.records import headroom
+
+        ranked = records.headroom(records.entries(args.runs), machine_id())
+        ops_of = [r for r in ranked["headroom"] if not args.op or any(registry.op_matches(r["op"], p) for p in args.op)]
+        show(args, ranked | {"headroom": ops_of}, lambda: headroom(ranked | {"headroom": ops_of}))
+        return 0
     found = [
         registry.KERNELS[name, variant]
         for name in ops.ALL

@@ -363,16 +363,13 @@ class Closed:
 
         All that this process compiles later has lines too.
         """
-        from ..kernels.compile import jit, lines
-
-        def compiled() -> Any:
-            dispatcher, sig = jit.afresh(self.kernel(request))
-            return dispatcher.overloads[sig].library
+        from ..kernels.compile import cache, jit, lines
 
         kernel = self.kernel(request)
         lines.mark()
-        text, code, _ = lines.text(compiled)
-        return {"asm": text, "code": code, "line": int(kernel.where.rpartition(":")[2])}
+        dispatcher, _ = jit.afresh(kernel)
+        text, content, _ = lines.code(dispatcher.py_func.__qualname__)
+        return {"asm": text, "code": cache.machine_code(content), "line": int(kernel.where.rpartition(":")[2])}
 
     def done(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """End the copy of the process that has a candidate."""

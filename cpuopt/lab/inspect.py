@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import UserError
-from ..isolate.process import Side, Worker
 from ..kernels import registry
-from ..kernels.compile import jit
+from ..kernels.compile import jit, places
 from .asm import LineBlock, Loop, blocks, loops
 
-LIMIT_S = 600.0
 NOTHING = re.compile(
     r"already been vectorized|loop not vectorized$|interleaving is not beneficial"
     r"|(instruction return type|Store instruction) cannot be vectorized"  # of vectors
@@ -103,15 +100,11 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
     UserError
         For a kernel that does not compile.
     """
-    with tempfile.TemporaryDirectory(prefix="cpuopt-inspect-") as folder:
-        side = Side.module("compiler", "cpuopt.kernels.compile.inspection", CPUOPT_CACHE_DIR=folder)
-        try:
-            with Worker(side, limit_s=LIMIT_S) as worker:
-                asked = {"op": op, "variant": variant, "kernels": [str(k) for k in kernels], "level": diagnostics}
-                found = worker.ask("inspect", **asked)
-        except UserError as e:
-            e.args = (f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}",)
-            raise
+    try:
+        found = places.inspected(op, variant, kernels, level=diagnostics)
+    except UserError as e:
+        e.args = (f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}",)
+        raise
     file, line = Path(found["where"].rpartition(":")[0]), int(found["where"].rpartition(":")[2])
     known, source = found["machine"].startswith("x86_64"), found["source"]
     home, first, written = (source.get(k, v) for k, v in (("file", ""), ("first", 0), ("lines", [])))

@@ -19,8 +19,10 @@ import numpy as np
 from ..errors import UserError
 from ..files.reading import from_json, misfit, parse_json, read_file, read_json
 from ..measure.comparison import judge
-from ..measure.profile import Profile, op_ids, quiet_ms
+from ..measure.profile import Profile, above_roof, op_ids, quiet_ms
+from ..measure.profile import headroom as headroom_of
 from ..measure.rates import machine_id
+from ..measure.roofline import fits
 from ..train import record
 from ..wording import call_count, count, four, nearest, size_of
 
@@ -375,6 +377,31 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[Measured]:
             with suppress(*UNREADABLE):
                 rows += [from_json(Measured, row) for row in [*_compared(e, op), *_profiled(e, op)]]
     return rows
+
+
+def headroom(found: Sequence[Entry], here: str) -> dict[str, Any]:
+    """Rank the ops of the newest profile of a machine by ms above their roofs in a step.
+
+    Each has the gain over ``vanilla``, as time by time, if that was profiled at the same size; else None.
+
+    Raises
+    ------
+    UserError
+        If no record has a profile with roofs.
+    """
+    profiled = [e for e in found if e.kind == "profile" and e.content.get("machine_id") == here]
+    e = next((e for e in reversed(profiled) if profile_in(e).roofs), None)
+    if e is None:
+        raise UserError("kernels --headroom: no record has a profile of this machine; run: cpuopt profile")
+    rows = []
+    for (op, variant), layers in headroom_of(profile_in(e).layers):
+        own, *_ = (m for m in _profiled(e, op) if m["variant"] == variant)
+        naive = [m["ms"] for m in history(profiled, op, here) if (m["variant"], m["size"]) == ("vanilla", own["size"])]
+        ms, above = own["ms"], above_roof(layers)
+        of_roof = 100 * (1 - above / ms) if all(fits(r.of_roof) for r in layers) else None
+        gain = naive[-1] / ms if naive and ms and variant != "vanilla" else None
+        rows.append({"op": op, "variant": variant, "ms": ms, "above_ms": above, "of_roof": of_roof, "gain": gain})
+    return {"run": e.path.name, "what": e.what, "headroom": rows}
 
 
 def comparisons(e: Entry) -> list[dict[str, Any]]:

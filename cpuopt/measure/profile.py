@@ -357,7 +357,7 @@ def words(p: Profile) -> str:
     text = f"A step takes {four(step)} ms"
     if fits(p.mfu):
         text += f", {p.mfu:.0f} % of the {peaks(p.ops)} of {count(p.threads, 'thread')} (MFU)"
-    rows = [r for r in p.ops if r.kernels]
+    rows, then = [r for r in p.ops if r.kernels], ""
     families: dict[str, list[OpRow]] = {}
     for r in rows:
         families.setdefault(op_ids(r.op, r.kernels).partition("_")[0], []).append(r)
@@ -370,22 +370,36 @@ def words(p: Profile) -> str:
         where, excess, at, roof = most_above_roof(p.layers)
         text += f". Furthest above its bound is {where}: {excess:,.{1 if excess >= 1 else 3}f} ms above the {roof} roof"
         text += f" ({at:.0f} % of it)"
+        then = f" Next: {next_commands(where.partition(' ')[0])}"
         uneven = max(rows, key=lambda r: ((r.imbalance or 1) - 1) * r.ms)
         if (uneven.imbalance or 1) > 1.1:
             op = uneven.kernels[0].partition("[")[0]
             text += f". Threads wait most in {op}: the slowest takes {uneven.imbalance:.2f} times the mean"
-    return text + "."
+    return f"{text}.{then}"
+
+
+def next_commands(op: str) -> str:
+    """Return the commands that write a kernel of an op to start from, and measure it on each save."""
+    return f"cpuopt new-kernel {op}; cpuopt lab {op}.py"
 
 
 def most_above_roof(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]:
     """Find the op, summed over all blocks, with the most ms above its roof; return name, ms, percent and roof."""
+    (op, layer), rows = headroom(layers, lambda r: (r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)))[0]
+    ms, excess = sum(r.ms for r in rows), above_roof(rows)
+    return f"{op} in {layer}", excess, 100 * (1 - excess / ms), max(rows, key=lambda r: r.ms).roof
+
+
+def headroom(
+    layers: Sequence[LayerRow], key: Callable[[LayerRow], tuple[str, str]] = lambda r: (r.op, r.variant)
+) -> list[tuple[tuple[str, str], list[LayerRow]]]:
+    """Group rows, by op and variant; the group with the most ms above its roof comes first."""
     groups: dict[tuple[str, str], list[LayerRow]] = {}
     for r in layers:
-        groups.setdefault((r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)), []).append(r)
+        groups.setdefault(key(r), []).append(r)
+    return sorted(groups.items(), key=lambda g: -above_roof(g[1]))
 
-    def excess(rows: Sequence[LayerRow]) -> float:
-        return sum(r.ms * (1 - (r.of_roof or 0) / 100) for r in rows if fits(r.of_roof))
 
-    (op, layer), rows = max(groups.items(), key=lambda g: excess(g[1]))
-    ms = sum(r.ms for r in rows)
-    return f"{op} in {layer}", excess(rows), 100 * (1 - excess(rows) / ms), max(rows, key=lambda r: r.ms).roof
+def above_roof(rows: Sequence[LayerRow]) -> float:
+    """Return the ms of a step that rows take beyond the bounds of their roofs."""
+    return sum(r.ms * (1 - (r.of_roof or 0) / 100) for r in rows if fits(r.of_roof))

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from ..files.reading import from_json
 from ..lab.records import Point, losses
-from ..measure.profile import UNACCOUNTED
+from ..measure.profile import UNACCOUNTED, next_commands
+from ..measure.roofline import share
 from ..wording import four, one_line
 from . import ab, judge, lab, style, sweep, tables
 from . import bench as bench_report
@@ -38,6 +39,16 @@ def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
     for e in found:
         table.add_row(Text(one_line(e.path.name)), Text(one_line(e.what), "red" if e.trouble else ""))
     return [table]
+
+
+def headroom(found: Mapping[str, Any]) -> list[RenderableType]:
+    """Show the ops of a profile by ms above their roofs, and the commands to improve the first."""
+    table = style.table("op", "variant", ">ms", ">above roof", ">of roof", ">vanilla takes")
+    for r in found["headroom"]:
+        gain = "" if r["gain"] is None else f"{r['gain']:.1f}x"
+        table.add_row(r["op"], r["variant"], four(r["ms"]), four(r["above_ms"]), share(r["of_roof"]), gain)
+    table.caption = f"ms of a step, of {one_line(found['run'])}: {one_line(found['what'])}"
+    return [table, *(Text(f"Next: {next_commands(r['op'])}") for r in found["headroom"][:1])]
 
 
 def shown(e: Entry, detail: bool = False) -> list[RenderableType]:

@@ -1,7 +1,7 @@
-"""A process that compiles a kernel afresh, with its source lines, and reports the compiler's output, or a line table.
+"""A process that compiles a kernel as a run does, but with lines, and reports the compiler's output and a line table.
 
-``python -m cpuopt.kernels.compile.inspection``, which `lab.inspect` starts: a process of its own, because LLVM's
-options cannot be reset.
+``python -m cpuopt.kernels.compile.inspection``, which `lab.inspect` and `places` start with an empty cache: a process of
+its own, because LLVM's options cannot be reset, and because other code may follow from callees that are compiled.
 """
 
 from __future__ import annotations
@@ -24,75 +24,40 @@ REMARKS = ("-pass-remarks=", "-pass-remarks-missed=", "-pass-remarks-analysis=")
 
 
 def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Compile, and return the assembly text, its digest, the remarks, diagnostics, source and machine."""
+    """Compile, and return the assembly text and its lines, its digest, the remarks, diagnostics, source and machine."""
     for option in REMARKS:
         llvm.set_option("", option + PASSES)
     from .. import load_all, registry
-    from . import jit, lines
+    from . import cache, jit, line_table, lines
 
     lines.mark()
     load_all(request["kernels"])
-    kernel, level = registry.KERNELS[request["op"], request["variant"]], request["level"]
-    found = {
-        "asm": "",
-        "code": "",
-        "source": {},
-        "remarks": "",
-        "diagnostics": "",
-        "compiled": hasattr(kernel.function, "py_func"),
-    }
-    if found["compiled"]:
-        said = io.StringIO()
+    if (found := registry.KERNELS.get((request["op"], request["variant"]))) is None:
+        raise UserError("it is in no file that can be loaded again")
+    kernel, function = found.of(request["types"]), getattr(found.function, "py_func", None)
+    made = {"asm": "", "code": "", "source": {}, "remarks": "", "diagnostics": "", "compiled": bool(function)}
+    if function:
+        lines.texts.clear()  # of what was compiled to load the package
         with tempfile.TemporaryFile() as remarks:
-            made: list[tuple[Any, Any, int]] = []
-
-            def compiled() -> Any:
-                dispatcher, sig = jit.afresh(kernel)
-                made.append((dispatcher, sig, os.fstat(remarks.fileno()).st_size))
-                return dispatcher.overloads[sig].library
-
             try:
                 with _stderr_to(remarks):
-                    found["asm"], found["code"], _ = lines.text(compiled)
+                    kernel.compile()
             except Exception as e:
                 raise UserError(f"cannot be compiled: {type(e).__name__}: {str(e).strip().splitlines()[-1]}") from e
-            dispatcher, sig, size = made[0]  # a second compilation repeats the remarks
             remarks.seek(0)
-            found["remarks"] = remarks.read(size).decode(errors="replace")
-        if level:
-            with contextlib.redirect_stdout(said):
-                dispatcher.parallel_diagnostics(sig, level=level)
-        found["diagnostics"] = said.getvalue()
-        written, first = source.getsourcelines(kernel.function.py_func)
-        found["source"] = {"file": kernel.function.py_func.__code__.co_filename, "first": first, "lines": written}
-    return found | {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
-
-
-def table(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Compile, and return the lines of the code (`line_table.table`), and the file of the kernel."""
-    from .. import load_all, registry
-    from . import jit, line_table, lines
-
-    lines.mark(comments=True)
-    load_all(request["files"])
-    if (found := registry.KERNELS.get((request["op"], request["variant"]))) is None:
-        return {}
-    kernel = found.of(request["types"])
-    function = kernel.function.py_func  # type: ignore[attr-defined]
-
-    def compiled() -> Any:
-        """Compile as a process without entries does: with callees that are compiled already, code may be different."""
-        if not lines.libraries:
-            kernel.compile()
-            return next(library for library in lines.libraries if library.name == function.__qualname__)
-        dispatcher, sig = jit.afresh(kernel)
-        return dispatcher.overloads[sig].library
-
-    lines.libraries.clear()  # of what was compiled to load the package
-    asm, _, made = lines.text(compiled)
-    written, first = source.getsourcelines(function)
-    home = function.__code__.co_filename, first, first + len(written) - 1
-    return {"home": home[0], **line_table.table(made, asm, home)}
+            made["remarks"] = remarks.read().decode(errors="replace")
+        asm, content, chains = lines.code(function.__qualname__)
+        if request["level"]:
+            dispatcher, sig = jit.afresh(kernel)
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                dispatcher.parallel_diagnostics(sig, level=request["level"])
+            made["diagnostics"] = said.getvalue()
+        written, first = source.getsourcelines(function)
+        file = function.__code__.co_filename
+        made |= {"asm": asm, "code": cache.machine_code(content)}
+        made |= {"source": {"file": file, "first": first, "lines": written}}
+        made |= line_table.table(content, chains, (file, first, first + len(written) - 1))
+    return made | {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
 
 
 @contextlib.contextmanager
@@ -108,4 +73,4 @@ def _stderr_to(file: BinaryIO) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    serve({"inspect": inspect, "table": table})
+    serve({"inspect": inspect})

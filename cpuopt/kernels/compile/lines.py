@@ -3,34 +3,27 @@
 numba's ``debug=True`` keeps variables alive and in memory, which changes the code. Here only places are added: LLVM
 then emits the same instructions, and ``.loc`` directives between them.
 
-What a process runs is the first code that LLVM makes of a module. A second one may use other registers, since the first
-one changed the module, and so may that of a copy, whose lists have another order.
+What a process runs is the first code that LLVM makes of a module; a second one may use other registers, because the
+first one changed the module. So the text comes first, and the machine code is assembled from it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
 
-from . import cache
+from . import line_table
 from .numba_internals import BaseLower, codegen, compiler, debuginfo, errors
 
-libraries: list[Any] = []
-"""What was compiled to machine code since `mark`, with copies of its module; first a kernel, then its loaded entry."""
-_first: list[bool] = []
-"""Not empty if the text shall be the first code that is made of a module, in place of the code that runs."""
+texts: list[tuple[Any, str]] = []
+"""The libraries that were compiled to machine code since `mark`, each with its text; those of loaded code have none."""
 
 
-def mark(comments: bool = False) -> None:
-    """Make numba mark lines in all that this process compiles from now on, and copy each module for `text`.
-
-    Parameters
-    ----------
-    comments : whether the text says what was inlined where.
-    """
+def mark() -> None:
+    """Make numba mark lines in all that this process compiles from now on, and keep the text of each library."""
     warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
     init, add = compiler.CompilerBase.__init__, codegen.CPUCodeLibrary.add_ir_module
     finalize, begins = codegen.CPUCodeLibrary._finalize_final_module, BaseLower._compute_def_location
@@ -46,12 +39,9 @@ def mark(comments: bool = False) -> None:
             _describe(module)
         add(self, module)
 
-    def finalize_and_copy(self: Any) -> None:
-        self._codegen._tm.set_asm_verbosity(comments)
-        if _first:
-            self.text = self._codegen._tm.emit_assembly(self._final_module)
-        self.copies = [self._final_module.clone() for _ in range(2)]
-        libraries.append(self)
+    def finalize_and_write(self: Any) -> None:
+        self._codegen._tm.set_asm_verbosity(True)  # comments say what was inlined where
+        texts.append((self, self._codegen._tm.emit_assembly(self._final_module)))
         finalize(self)
 
     def begins_somewhere(self: Any) -> Any:
@@ -63,7 +53,7 @@ def mark(comments: bool = False) -> None:
     compiler.CompilerBase.__init__ = init_with_lines
     BaseLower._compute_def_location = begins_somewhere
     codegen.CPUCodeLibrary.add_ir_module = add_ir_module
-    codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
+    codegen.CPUCodeLibrary._finalize_final_module = finalize_and_write
 
 
 def _describe(module: Any) -> None:
@@ -84,20 +74,8 @@ def _describe(module: Any) -> None:
     di.finalize()
 
 
-def text(compile_: Callable[[], Any]) -> tuple[str, str, bytes]:
-    """Return the assembly text of the code that a library runs, the digest of that code, and its object file.
-
-    Parameters
-    ----------
-    compile_ : compiles the library, after `mark`; called again where copies of its module make other code than it.
-    """
-    library = compile_()
-    made, (one, other) = library._get_compiled_object(), library.copies
-    ran = cache.machine_code(made)
-    if cache.machine_code(library.codegen._tm.emit_object(one)) == ran:
-        return library.codegen._tm.emit_assembly(other), ran, made
-    _first.append(True)
-    try:
-        return compile_().text, ran, made
-    finally:
-        _first.clear()
+def code(name: str) -> tuple[str, bytes, Sequence[line_table.Chain]]:
+    """Return the text of the first function of a name, the object file of that text, and the chains of its labels."""
+    library, asm = next((made, text) for made, text in texts if made.name == name)
+    labelled, chains = line_table.labelled(asm)
+    return asm, line_table.assembled(labelled, library.codegen._tm), chains

@@ -15,11 +15,12 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...errors import UserError
 from ...isolate.process import Side, Worker
 from ..registry import Kernel
 from ..toolkit.threads import cores
@@ -33,6 +34,7 @@ MEMORY = ("memcpy", "memmove", "memset", "memcmp")
 SPAN = 2048
 """Bytes of machine code of one of these functions, at most."""
 ELSEWHERE = "numba's code around kernels"
+LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -90,25 +92,45 @@ def line_tables(kernels: Sequence[Kernel]) -> dict[Kernel, LineTable]:
             found[k] = LineTable(content)
     missing = [k for k in kernels if k not in found]
     files = sorted({k.file for k in missing if (k.op.name, k.variant) in ADDED})
+
+    def answered(k: Kernel) -> dict[str, Any]:
+        with suppress(UserError):  # a kernel of a script cannot be loaded again
+            return inspected(k.op.name, k.variant, files, k.types)
+        return {"source": {"file": ""}, "functions": {}, "chains": []}
+
     with ThreadPoolExecutor(cores()) as pool:
-        for k, answer in zip(missing, pool.map(partial(_compiled, files=files), missing), strict=True):
-            here, there = _file(k), answer.get("home")  # a generated file lies in the folder of the cache
-            chains = [[(here if file == there else file, line) for file, line in c] for c in answer.get("chains", [])]
+        for k, answer in zip(missing, pool.map(answered, missing), strict=True):
+            here, there = _file(k), answer["source"]["file"]  # a generated file lies in the folder of the cache
+            chains = [[(here if file == there else file, line) for file, line in c] for c in answer["chains"]]
             used = sorted({file for chain in chains for file, _ in chain})
-            content = {**answer, "chains": chains, "files": {file: _digest(file) for file in used}}
+            content = {"functions": answer["functions"], "chains": chains, "files": {f: _digest(f) for f in used}}
             found[k] = LineTable(content)
             if folder and chains:
                 entries.write(folder, _key(k), json.dumps(content).encode())
     return found
 
 
-def _compiled(kernel: Kernel, files: Sequence[str]) -> dict[str, Any]:
-    """Compile a copy with lines in a process of its own: callees that another kernel compiled may change the code."""
+def inspected(
+    op: str, variant: str, files: Sequence[object], types: Mapping[str, str] | None = None, level: int = 0
+) -> dict[str, Any]:
+    """Compile a kernel with lines in a process of its own; return the answer of `inspection.inspect`.
+
+    Parameters
+    ----------
+    files : users' kernel files to load.
+    types : those of the arguments that do not have their usual one.
+    level : of numba's diagnostics of parallel loops; 0: none.
+
+    Raises
+    ------
+    UserError
+        For a kernel that does not compile.
+    """
     with tempfile.TemporaryDirectory(prefix="cpuopt-lines-") as folder:
         side = Side.module("compiler", "cpuopt.kernels.compile.inspection", CPUOPT_CACHE_DIR=folder)
-        with Worker(side) as worker:
-            named = {"op": kernel.op.name, "variant": kernel.variant, "types": dict(kernel.types)}
-            return worker.ask("table", **named, files=[str(file) for file in files])
+        with Worker(side, limit_s=LIMIT_S) as worker:
+            named = {"op": op, "variant": variant, "types": dict(types or {}), "level": level}
+            return worker.ask("inspect", **named, kernels=[str(file) for file in files])
 
 
 def _file(kernel: Kernel) -> str:
@@ -117,7 +139,7 @@ def _file(kernel: Kernel) -> str:
 
 def _key(kernel: Kernel) -> str:
     place = hashlib.sha256(_file(kernel).encode()).hexdigest()[:16]  # the same text elsewhere has the same code
-    return f"lines2-{kernel.op.name}-{jit.code_digest(kernel)}-{place}-{_digest(_file(kernel))}"
+    return f"lines3-{kernel.op.name}-{jit.code_digest(kernel)}-{place}-{_digest(_file(kernel))}"
 
 
 def _digest(file: str) -> str:

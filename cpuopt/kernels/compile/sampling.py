@@ -4,7 +4,10 @@ Each thread has a timer of its CPU time, whose signal interrupts that thread alo
 writes the interrupted instruction's address, the thread's number and the current mark into a ring of samples. It runs
 no Python and allocates nothing, and the interrupted code stays as it is. It needs neither ``perf_event_open`` nor root.
 
-Linux limits such timers to its tick, 250 or 1,000 a second. A thread that sleeps gives no samples.
+Linux limits timers of CPU time to its tick, 250 or 1,000 a second, with which periodic work can be in step. So the tick
+takes no sample: it starts a second timer, of real time, which is exact, and ends at random before the next tick. Each
+moment of a running thread is as likely as any other. No sample comes from a thread that sleeps, which is about to repeat
+the instruction ``syscall`` (0F 05), nor from one that had lost its core: the tick takes that away, too.
 
 Source: ``timer_create(2)``, ``sigaction(2)``; ``ucontext_t`` and ``siginfo_t`` of glibc on x86-64.
 """
@@ -16,9 +19,11 @@ import os
 import platform
 import signal
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 
 from ...errors import UserError
@@ -29,21 +34,81 @@ SLOTS = 1 << 18
 """Samples in the ring, a power of two: as many as 200 threads give in a second. Untouched ones take no memory."""
 NO_MARK = -1
 PERIOD_NS = 1_000_000
+COARSE = 6
+"""Linux's clock that only the tick moves."""
+LATE_NS = 100_000
+"""The delay from which a sample does not count: another process had the core."""
+THREADS = 1 << 16
+"""Threads whose samples have a time, a power of two; more share it."""
 ADDRESS, VALUE = 168, 24
 """Where ``ucontext_t`` has the interrupted address, and ``siginfo_t`` the number that a timer was made with."""
 THREAD_ID, SIGINFO, RESTART = 4, 4, 0x10000000
-CPU_TIME_OF_THREAD = 6
-"""The low bits of the clock of another thread's CPU time."""
+CPU_TIME_OF_THREAD, REAL_TIME = 6, 1
+"""The low bits of the clock of another thread's CPU time, and the clock of real time."""
+CREATE, SETTIME, DELETE = 222, 223, 226
+"""The system calls of timers, whose numbers the handler can use; those of the C library are its own."""
 
 HANDLER = """
+define internal i64 @now() {{
+  %time = alloca [2 x i64]
+  %ignored = call i32 inttoptr (i64 {clock} to ptr)(i32 {real_time}, ptr %time)
+  %parts = load [2 x i64], ptr %time
+  %s = extractvalue [2 x i64] %parts, 0
+  %ns = extractvalue [2 x i64] %parts, 1
+  %whole = mul i64 %s, 1000000000
+  %sum = add i64 %whole, %ns
+  ret i64 %sum
+}}
+
 define void @handler(i32 %signal, ptr %info, ptr %context) {{
+  %now = call i64 @now()
+  %time = alloca [4 x i64]
+  %value.at = getelementptr i8, ptr %info, i64 {value}
+  %value = load i64, ptr %value.at
+  %thread = and i64 %value, {threads}
+  %due.at = getelementptr i64, ptr inttoptr (i64 {due} to ptr), i64 %thread
+  %timer = lshr i64 %value, 32
+  %ticked = icmp ne i64 %timer, 0
+  br i1 %ticked, label %tick, label %sample
+tick:
+  %cycles = call i64 @llvm.readcyclecounter()
+  %mixed = mul i64 %cycles, -7046029254386353131
+  %random = lshr i64 %mixed, 32
+  %span = load i64, ptr inttoptr (i64 {span} to ptr)
+  %part = mul i64 %random, %span
+  %wait = lshr i64 %part, 32
+  %wait.at = getelementptr i64, ptr %time, i64 3
+  store [4 x i64] zeroinitializer, ptr %time
+  store i64 %wait, ptr %wait.at
+  %due = add i64 %now, %wait
+  store i64 %due, ptr %due.at
+  %number = sub i64 %timer, 1
+  %ignored = call i64 asm sideeffect "syscall", "={{rax}},{{rax}},{{rdi}},{{rsi}},{{rdx}},{{r10}},~{{rcx}},~{{r11}},~{{memory}}"
+    (i64 {settime}, i64 %number, i64 0, ptr %time, i64 0)
+  ret void
+sample:
+  %was.due = load i64, ptr %due.at
+  %delay = sub i64 %now, %was.due
+  %late = icmp sgt i64 %delay, {late}
+  br i1 %late, label %none, label %in.time
+in.time:
+  %address.at = getelementptr i8, ptr %context, i64 {address}
+  %address = load i64, ptr %address.at
+  %code = inttoptr i64 %address to ptr
+  %first = load i8, ptr %code
+  %long = icmp eq i8 %first, 15
+  br i1 %long, label %opcode, label %running
+opcode:
+  %second.at = getelementptr i8, ptr %code, i64 1
+  %second = load i8, ptr %second.at
+  %sleeps = icmp eq i8 %second, 5
+  br i1 %sleeps, label %none, label %running
+none:
+  ret void
+running:
   %n = atomicrmw add ptr inttoptr (i64 {taken} to ptr), i64 1 monotonic
   %i = and i64 %n, {last}
   %slot = getelementptr [4 x i64], ptr inttoptr (i64 {ring} to ptr), i64 %i
-  %address.at = getelementptr i8, ptr %context, i64 {address}
-  %address = load i64, ptr %address.at
-  %thread.at = getelementptr i8, ptr %info, i64 {value}
-  %thread = load i64, ptr %thread.at
   %mark = load volatile i64, ptr inttoptr (i64 {mark} to ptr)
   %1 = getelementptr i64, ptr %slot, i64 1
   %2 = getelementptr i64, ptr %slot, i64 2
@@ -55,6 +120,8 @@ define void @handler(i32 %signal, ptr %info, ptr %context) {{
   store atomic i64 %whole, ptr %3 release, align 8
   ret void
 }}
+
+declare i64 @llvm.readcyclecounter()
 """
 
 
@@ -77,18 +144,17 @@ class _Event(ctypes.Structure):
     )
 
 
-class _Period(ctypes.Structure):
-    _fields_ = (("interval", ctypes.c_long * 2), ("first", ctypes.c_long * 2))
-
-
 class _Ring:
     """The handler and its memory. A process makes one and keeps it: a signal may be pending when its timer is gone."""
 
     def __init__(self, libc: Any) -> None:
-        self.slots, self.state = np.zeros((SLOTS, 4), np.int64), np.array([0, NO_MARK])
-        taken = self.state.ctypes.data
-        places = {"taken": taken, "mark": taken + 8, "ring": self.slots.ctypes.data, "last": SLOTS - 1}
-        self.engine = regions.loaded(HANDLER.format(**places, address=ADDRESS, value=VALUE))
+        self.slots, self.state = np.zeros((SLOTS, 4), np.int64), np.array([0, NO_MARK, 1])
+        self.due, taken = np.zeros(THREADS, np.int64), self.state.ctypes.data
+        places = {"taken": taken, "mark": taken + 8, "span": taken + 16, "ring": self.slots.ctypes.data}
+        places |= {"due": self.due.ctypes.data, "clock": ctypes.cast(libc.clock_gettime, ctypes.c_void_p).value}
+        numbers = {"last": SLOTS - 1, "threads": THREADS - 1, "late": LATE_NS, "address": ADDRESS, "value": VALUE}
+        llvm.initialize_native_asmparser()
+        self.engine = regions.loaded(HANDLER.format(**places, **numbers, settime=SETTIME, real_time=REAL_TIME))
         self.signal = next(n for n in range(signal.SIGRTMIN + 8, signal.SIGRTMAX) if _is_free(libc, n))
         action = _Action(handler=self.engine.get_function_address("handler"), flags=SIGINFO | RESTART)
         if libc.sigaction(self.signal, ctypes.byref(action), None):
@@ -133,7 +199,7 @@ class ThreadSampler:
 
     def __init__(self, period_ns: int = PERIOD_NS) -> None:
         self.period_ns, self.threads, self.lost = period_ns, list[int](), 0
-        self._libc, self._timers, self._read = ctypes.CDLL(None, use_errno=True), list[ctypes.c_void_p](), 0
+        self._libc, self._timers, self._read = ctypes.CDLL(None, use_errno=True), list[int](), 0
 
     def __enter__(self) -> ThreadSampler:
         if why := unavailable():
@@ -145,7 +211,8 @@ class ThreadSampler:
             if not _rings:
                 _rings.append(_Ring(self._libc))
             self._ring = _rings[0]
-            self.mark: Array = self._ring.state[1:]
+            self.mark: Array = self._ring.state[1:2]
+            self._ring.state[2] = max(self.period_ns, round(1e9 * time.clock_getres(COARSE)))
             self.mark[0], self._read = NO_MARK, int(self._ring.state[0])
             self.follow()
         except BaseException:
@@ -159,7 +226,7 @@ class ThreadSampler:
     def _stop(self) -> None:
         if os.getpid() in _running:  # a fork has no timers, and its parent's numbers may be those of others
             for timer in self._timers:
-                self._libc.timer_delete(timer)
+                self._libc.syscall(DELETE, timer)
             _running.clear()
         self._timers.clear()
 
@@ -171,15 +238,21 @@ class ThreadSampler:
                 self._start(thread, len(self.threads) - 1)
 
     def _start(self, thread: int, number: int) -> None:
-        event = _Event(value=number, signal=self._ring.signal, notify=THREAD_ID, thread=thread)
-        clock, timer = ctypes.c_int(~thread << 3 | CPU_TIME_OF_THREAD), ctypes.c_void_p()
-        if self._libc.timer_create(clock, ctypes.byref(event), ctypes.byref(timer)):
+        """Start both timers of a thread; the value of a tick also has the number of the timer that samples, from 1."""
+        sampling = self._timer(REAL_TIME, thread, number)
+        ticking = self._timer(~thread << 3 | CPU_TIME_OF_THREAD, thread, number | (sampling + 1) << 32)
+        self._libc.syscall(SETTIME, ticking, 0, (ctypes.c_long * 4)(*2 * divmod(self.period_ns, 10**9)), None)
+
+    def _timer(self, clock: int, thread: int, value: int) -> int:
+        """Make a timer that interrupts a thread with a value; return its number, or -1 if the thread has ended."""
+        event = _Event(value=value, signal=self._ring.signal, notify=THREAD_ID, thread=thread)
+        made = ctypes.c_int(-1)
+        if self._libc.syscall(CREATE, clock, ctypes.byref(event), ctypes.byref(made)):
             if os.path.exists(f"/proc/self/task/{thread}"):
                 raise UserError(f"lines cannot be sampled here: timer_create: {os.strerror(ctypes.get_errno())}")
-            return  # it has ended
-        self._timers.append(timer)
-        time = (ctypes.c_long * 2)(*divmod(self.period_ns, 10**9))
-        self._libc.timer_settime(timer, 0, ctypes.byref(_Period(time, time)), None)
+        else:
+            self._timers.append(made.value)
+        return made.value
 
     def take(self) -> Array:
         """Return the samples since the last call: int64 (n, 3), each an address, a thread and a mark."""
