@@ -13,6 +13,7 @@ from test_html import read, violations
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
 from cpuopt import cli
 from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
 from cpuopt.lab import asm
 from cpuopt.lab.inspect import Remark, _same, inspect, remarks
 from cpuopt.report.html import machine_code
@@ -208,6 +209,7 @@ def test_the_text_is_that_of_the_code_that_runs():
     kernel.compile()
     found = inspect("residual_forward", "vanilla")
     assert found.same is True
+    assert found.code == jit.code_digest(kernel)
     assert _same("residual_forward", "vanilla", "0" * 12) is False
     assert _same("residual_forward", "vanilla", "") is None
     lines = dict(enumerate(found.source, found.first))
@@ -217,6 +219,13 @@ def test_the_text_is_that_of_the_code_that_runs():
     code = [i.text for b in found.blocks for i in b.instructions]
     text = [" ".join(s.split()) for name, body in asm.functions(found.asm) if asm.OURS.match(name) for s in body]
     assert [" ".join(s.split()) for s in code] == [s for s in text if not s.startswith(".") and not s.endswith(":")]
+
+
+def test_the_digest_of_a_kernel_with_helpers_is_that_of_a_run(capsys):
+    kernel = registry.find("layernorm_backward", "optimized")
+    kernel.compile()
+    assert cli.main(["inspect", "layernorm_backward", "optimized"]) == 0
+    assert f"code {jit.code_digest(kernel)}, which runs here" in " ".join(capsys.readouterr().out.split())
 
 
 @x86

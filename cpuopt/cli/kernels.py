@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
         from ..report.records import headroom
 
         ranked = records.headroom(records.entries(args.runs), machine_id())
-        ops_of = [r for r in ranked["headroom"] if not args.op or any(registry.op_matches(r["op"], p) for p in args.op)]
-        show(args, ranked | {"headroom": ops_of}, lambda: headroom(ranked | {"headroom": ops_of}))
+        wanted = args.op or ["*"]
+        ranked["headroom"] = [r for r in ranked["headroom"] if any(registry.op_matches(r["op"], p) for p in wanted)]
+        show(args, ranked, lambda: headroom(ranked))
         return 0
     found = [
         registry.KERNELS[name, variant]

@@ -44,6 +44,7 @@ class Inspection:
     blocks : its instructions by line of source.
     file, first, source : where the compiled function is written, and its lines.
     same : whether this is, byte for byte, the code that runs here; None if the kernel is not compiled yet.
+    code : the digest of this code.
     """
 
     JSON: ClassVar = (
@@ -59,6 +60,7 @@ class Inspection:
             "innermost",
             "remarks",
             "same",
+            "code",
         ),
     )
     op: str
@@ -76,6 +78,7 @@ class Inspection:
     first: int = 0
     source: list[str] = field(default_factory=list, repr=False)
     same: bool | None = None
+    code: str = ""
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         For a kernel that does not compile.
     """
     try:
-        found = places.inspected(op, variant, kernels, level=diagnostics)
+        found = places.inspected(op, variant, kernels, level=diagnostics, code=_running(op, variant))
     except UserError as e:
         e.args = (f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}",)
         raise
@@ -124,16 +127,23 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         first,
         written,
         _same(op, variant, found["code"]),
+        found["code"],
     )
 
 
 def _same(op: str, variant: str, code: str) -> bool | None:
     """Compare a digest of machine code with that of the kernel as this process or the cache has it."""
+    ran = _running(op, variant)
+    return ran == code if ran and code else None
+
+
+def _running(op: str, variant: str) -> str:
+    """Return the digest of a kernel's machine code as this process or the cache has it; empty if neither has any."""
     kernel = registry.KERNELS.get((op, variant))
-    if not code or kernel is None or not kernel.is_compiled():
-        return None
+    if kernel is None or not kernel.is_compiled():
+        return ""
     kernel.compile()
-    return jit.code_digest(kernel) == code
+    return jit.code_digest(kernel)
 
 
 def remarks(text: str, file: str = "<string>", line: int = 0) -> list[Remark]:

@@ -129,18 +129,15 @@ def by_line(
             else:
                 places[(library(address),)][thread] += n
         total = groups[op].total()
-        of_thread = Counter[int]()
-        for by_thread in places.values():
-            of_thread.update(by_thread)
+        of_thread = sum(places.values(), Counter[int]())
         threads = sorted(of_thread)
         rows = sorted((_row(at, c, threads, total) for at, c in places.items()), key=lambda r: -r.samples)
         ran = list(dict.fromkeys(b.kernel.name for b in calls if b.call.op.name == op))
-        own = [k for k in dict.fromkeys(kernels) if k.name in ran]
         made.append(
             OpLines(
                 op=op,
                 kernels=ran,
-                codes=[jit.code_digest(k) for k in own],
+                codes=[jit.code_digest(k) for k in dict.fromkeys(kernels) if k.name in ran],
                 samples=total,
                 share=100 * total / len(samples),
                 threads=[of_thread[t] for t in threads],

@@ -46,7 +46,9 @@ def tables(found: Sequence[Inspection]) -> list[RenderableType]:
         made.add_row(name, *(Text(", ".join(c) if isinstance(c, list) else str(c)) for c in cells))
     shown: list[RenderableType] = [head, "", made]
     for f in found:
-        shown += ["", Text.assemble((f"{f.op}[{f.variant}]", "bold"), f"  {brief(f.where)}")]
+        ran = {True: ", which runs here", False: ", not the code that runs here", None: ""}[f.same]
+        code = f" · code {f.code}{ran}" if f.code else ""
+        shown += ["", Text.assemble((f"{f.op}[{f.variant}]", "bold"), f"  {brief(f.where)}{code}")]
         if not f.compiled:
             shown.append(Text("a Python function: nothing is compiled"))
             continue

@@ -1,7 +1,7 @@
 """A process that compiles a kernel as a run does, but with lines, and reports the compiler's output and a line table.
 
-``python -m cpuopt.kernels.compile.inspection``, which `lab.inspect` and `places` start with an empty cache: a process of
-its own, because LLVM's options cannot be reset, and because other code may follow from callees that are compiled.
+``python -m cpuopt.kernels.compile.inspection``, which `places` starts with an empty cache: a process of its own, since
+LLVM's options cannot be reset, and since other code may follow from callees that are compiled.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
                 dispatcher.parallel_diagnostics(sig, level=request["level"])
             made["diagnostics"] = said.getvalue()
         written, first = source.getsourcelines(function)
-        file = function.__code__.co_filename
-        made |= {"asm": asm, "code": cache.machine_code(content)}
-        made |= {"source": {"file": file, "first": first, "lines": written}}
+        file, code = function.__code__.co_filename, cache.machine_code(content)
+        made |= {"asm": asm, "code": code, "source": {"file": file, "first": first, "lines": written}}
         made |= line_table.table(content, chains, (file, first, first + len(written) - 1))
     return made | {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
 

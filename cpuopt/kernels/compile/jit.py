@@ -290,7 +290,7 @@ def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequenc
     """
     from ...isolate.process import Side, Worker
 
-    side = Side.module("compiler", "cpuopt.kernels.compile.worker", *files)
+    side = Side.module("compiler", "cpuopt.kernels.compile.worker", *files, PYTHONHASHSEED="0")  # see `places`
     idle: SimpleQueue[Worker] = SimpleQueue()
 
     def compile_one(k: Kernel) -> None:

@@ -44,8 +44,8 @@ def labelled(asm: str) -> tuple[str, list[Chain]]:
 def assembled(text: str, machine: Any) -> bytes:
     """Assemble a text for a target machine; return the object file."""
     llvm.initialize_native_asmparser()
-    quoted = (re.sub(rb'[^ !#-\[\]-~]', lambda m: b"\\%02X" % m[0][0], x.encode()).decode() for x in text.splitlines())
-    module = llvm.parse_assembly("\n".join([f'target triple = "{machine.triple}"', *(f'module asm "{x}"' for x in quoted)]))
+    quoted = re.sub(rb"[^ !#-\[\]-~]", lambda m: b"\\%02X" % m[0][0], text.encode()).decode()
+    module = llvm.parse_assembly(f'target triple = "{machine.triple}"\nmodule asm "{quoted}"')
     return bytes(machine.emit_object(module))
 
 

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from ctypes import c_char_p, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ MEMORY = ("memcpy", "memmove", "memset", "memcmp")
 SPAN = 2048
 """Bytes of machine code of one of these functions, at most."""
 ELSEWHERE = "numba's code around kernels"
-LIMIT_S = 600.0
+LIMIT_S, SEEDS = 600.0, 4
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def line_tables(kernels: Sequence[Kernel]) -> dict[Kernel, LineTable]:
 
     def answered(k: Kernel) -> dict[str, Any]:
         with suppress(UserError):  # a kernel of a script cannot be loaded again
-            return inspected(k.op.name, k.variant, files, k.types)
+            return inspected(k.op.name, k.variant, files, k.types, code=jit.code_digest(k))
         return {"source": {"file": ""}, "functions": {}, "chains": []}
 
     with ThreadPoolExecutor(cores()) as pool:
@@ -111,26 +112,39 @@ def line_tables(kernels: Sequence[Kernel]) -> dict[Kernel, LineTable]:
 
 
 def inspected(
-    op: str, variant: str, files: Sequence[object], types: Mapping[str, str] | None = None, level: int = 0
+    op: str,
+    variant: str,
+    files: Sequence[object],
+    types: Mapping[str, str] | None = None,
+    level: int = 0,
+    code: str = "",
 ) -> dict[str, Any]:
     """Compile a kernel with lines in a process of its own; return the answer of `inspection.inspect`.
+
+    numba counts references in an order that follows from Python's hashes of texts. So a kernel can have several codes,
+    and up to `SEEDS` seeds of the hash are tried until the code is the one that runs.
 
     Parameters
     ----------
     files : users' kernel files to load.
     types : those of the arguments that do not have their usual one.
     level : of numba's diagnostics of parallel loops; 0: none.
+    code : the digest of the code that runs; empty if it is unknown.
 
     Raises
     ------
     UserError
         For a kernel that does not compile.
     """
-    with tempfile.TemporaryDirectory(prefix="cpuopt-lines-") as folder:
-        side = Side.module("compiler", "cpuopt.kernels.compile.inspection", CPUOPT_CACHE_DIR=folder)
-        with Worker(side, limit_s=LIMIT_S) as worker:
-            named = {"op": op, "variant": variant, "types": dict(types or {}), "level": level}
-            return worker.ask("inspect", **named, kernels=[str(file) for file in files])
+    asked = {"op": op, "variant": variant, "types": dict(types or {}), "level": level, "kernels": [*map(str, files)]}
+    for seed in range(SEEDS):
+        with tempfile.TemporaryDirectory(prefix="cpuopt-lines-") as folder:
+            where = {"CPUOPT_CACHE_DIR": folder, "PYTHONHASHSEED": str(seed)}
+            with Worker(Side.module("compiler", "cpuopt.kernels.compile.inspection", **where), limit_s=LIMIT_S) as one:
+                answer: dict[str, Any] = one.ask("inspect", **asked)
+        if not code or answer["code"] in ("", code):
+            break
+    return answer
 
 
 def _file(kernel: Kernel) -> str:
@@ -150,21 +164,16 @@ def _digest(file: str) -> str:
 
 
 class _Symbol(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("at", ctypes.c_void_p),
-    )
+    _fields_ = (("file", c_char_p), ("base", c_void_p), ("name", c_char_p), ("at", c_void_p))
 
 
 def library(address: int) -> str:
     """Name the code outside of kernels that holds an address, as a row of a table."""
     libc, symbol = ctypes.CDLL(None), _Symbol()
-    starts = [ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0 for name in MEMORY]
+    starts = [ctypes.cast(getattr(libc, name), c_void_p).value or 0 for name in MEMORY]
     if any(start <= address < start + SPAN for start in starts):
         return "memory functions (libc)"
-    if not libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol)):
+    if not libc.dladdr(c_void_p(address), ctypes.byref(symbol)):
         return ELSEWHERE
     path, name = os.fsdecode(symbol.file or b""), os.fsdecode(symbol.name or b"")
     file = os.path.basename(path)

@@ -6,8 +6,8 @@ no Python and allocates nothing, and the interrupted code stays as it is. It nee
 
 Linux limits timers of CPU time to its tick, 250 or 1,000 a second, with which periodic work can be in step. So the tick
 takes no sample: it starts a second timer, of real time, which is exact, and ends at random before the next tick. Each
-moment of a running thread is as likely as any other. No sample comes from a thread that sleeps, which is about to repeat
-the instruction ``syscall`` (0F 05), nor from one that had lost its core: the tick takes that away, too.
+moment of a running thread is as likely as any other. No sample comes from a thread that sleeps, which is about to
+repeat the instruction ``syscall`` (0F 05), nor from one that had lost its core: the tick takes that away, too.
 
 Source: ``timer_create(2)``, ``sigaction(2)``; ``ucontext_t`` and ``siginfo_t`` of glibc on x86-64.
 """
@@ -20,6 +20,7 @@ import platform
 import signal
 import sys
 import time
+from ctypes import c_int, c_long, c_void_p
 from types import TracebackType
 from typing import Any
 
@@ -73,17 +74,16 @@ define void @handler(i32 %signal, ptr %info, ptr %context) {{
 tick:
   %cycles = call i64 @llvm.readcyclecounter()
   %mixed = mul i64 %cycles, -7046029254386353131
-  %random = lshr i64 %mixed, 32
+  %random = lshr i64 %mixed, 24
   %span = load i64, ptr inttoptr (i64 {span} to ptr)
-  %part = mul i64 %random, %span
-  %wait = lshr i64 %part, 32
-  %wait.at = getelementptr i64, ptr %time, i64 3
-  store [4 x i64] zeroinitializer, ptr %time
-  store i64 %wait, ptr %wait.at
+  %wait = urem i64 %random, %span
+  %once = insertvalue [4 x i64] zeroinitializer, i64 %wait, 3
+  store [4 x i64] %once, ptr %time
   %due = add i64 %now, %wait
   store i64 %due, ptr %due.at
   %number = sub i64 %timer, 1
-  %ignored = call i64 asm sideeffect "syscall", "={{rax}},{{rax}},{{rdi}},{{rsi}},{{rdx}},{{r10}},~{{rcx}},~{{r11}},~{{memory}}"
+  %ignored = call i64 asm sideeffect "syscall",
+    "={{rax}},{{rax}},{{rdi}},{{rsi}},{{rdx}},{{r10}},~{{rcx}},~{{r11}},~{{memory}}"
     (i64 {settime}, i64 %number, i64 0, ptr %time, i64 0)
   ret void
 sample:
@@ -110,14 +110,13 @@ running:
   %i = and i64 %n, {last}
   %slot = getelementptr [4 x i64], ptr inttoptr (i64 {ring} to ptr), i64 %i
   %mark = load volatile i64, ptr inttoptr (i64 {mark} to ptr)
-  %1 = getelementptr i64, ptr %slot, i64 1
-  %2 = getelementptr i64, ptr %slot, i64 2
-  %3 = getelementptr i64, ptr %slot, i64 3
-  store i64 %address, ptr %slot
-  store i64 %thread, ptr %1
-  store i64 %mark, ptr %2
+  %a = insertvalue [3 x i64] poison, i64 %address, 0
+  %b = insertvalue [3 x i64] %a, i64 %thread, 1
+  %c = insertvalue [3 x i64] %b, i64 %mark, 2
+  store [3 x i64] %c, ptr %slot
   %whole = add i64 %n, 1
-  store atomic i64 %whole, ptr %3 release, align 8
+  %whole.at = getelementptr i64, ptr %slot, i64 3
+  store atomic i64 %whole, ptr %whole.at release, align 8
   ret void
 }}
 
@@ -126,22 +125,11 @@ declare i64 @llvm.readcyclecounter()
 
 
 class _Action(ctypes.Structure):
-    _fields_ = (
-        ("handler", ctypes.c_void_p),
-        ("mask", ctypes.c_ulong * 16),
-        ("flags", ctypes.c_int),
-        ("restorer", ctypes.c_void_p),
-    )
+    _fields_ = (("handler", c_void_p), ("mask", ctypes.c_ulong * 16), ("flags", c_int), ("restorer", c_void_p))
 
 
 class _Event(ctypes.Structure):
-    _fields_ = (
-        ("value", ctypes.c_long),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("thread", ctypes.c_int),
-        ("rest", ctypes.c_int * 11),
-    )
+    _fields_ = (("value", c_long), ("signal", c_int), ("notify", c_int), ("thread", c_int), ("rest", c_int * 11))
 
 
 class _Ring:
@@ -151,7 +139,7 @@ class _Ring:
         self.slots, self.state = np.zeros((SLOTS, 4), np.int64), np.array([0, NO_MARK, 1])
         self.due, taken = np.zeros(THREADS, np.int64), self.state.ctypes.data
         places = {"taken": taken, "mark": taken + 8, "span": taken + 16, "ring": self.slots.ctypes.data}
-        places |= {"due": self.due.ctypes.data, "clock": ctypes.cast(libc.clock_gettime, ctypes.c_void_p).value}
+        places |= {"due": self.due.ctypes.data, "clock": ctypes.cast(libc.clock_gettime, c_void_p).value}
         numbers = {"last": SLOTS - 1, "threads": THREADS - 1, "late": LATE_NS, "address": ADDRESS, "value": VALUE}
         llvm.initialize_native_asmparser()
         self.engine = regions.loaded(HANDLER.format(**places, **numbers, settime=SETTIME, real_time=REAL_TIME))
@@ -241,12 +229,12 @@ class ThreadSampler:
         """Start both timers of a thread; the value of a tick also has the number of the timer that samples, from 1."""
         sampling = self._timer(REAL_TIME, thread, number)
         ticking = self._timer(~thread << 3 | CPU_TIME_OF_THREAD, thread, number | (sampling + 1) << 32)
-        self._libc.syscall(SETTIME, ticking, 0, (ctypes.c_long * 4)(*2 * divmod(self.period_ns, 10**9)), None)
+        self._libc.syscall(SETTIME, ticking, 0, (c_long * 4)(*2 * divmod(self.period_ns, 10**9)), None)
 
     def _timer(self, clock: int, thread: int, value: int) -> int:
         """Make a timer that interrupts a thread with a value; return its number, or -1 if the thread has ended."""
         event = _Event(value=value, signal=self._ring.signal, notify=THREAD_ID, thread=thread)
-        made = ctypes.c_int(-1)
+        made = c_int(-1)
         if self._libc.syscall(CREATE, clock, ctypes.byref(event), ctypes.byref(made)):
             if os.path.exists(f"/proc/self/task/{thread}"):
                 raise UserError(f"lines cannot be sampled here: timer_create: {os.strerror(ctypes.get_errno())}")
