@@ -1,6 +1,7 @@
-"""``cpuopt inspect``: show vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks.
+"""``cpuopt inspect``: show vector width, FMAs, spills and calls of a kernel's loops, with advice.
 
-The kernel is compiled afresh, and its innermost loops are read from the machine code.
+The kernel is compiled afresh, and its innermost loops are read from the machine code. Advice has the number of a rule,
+a line of the kernel, the reason, and what to try; ``cpuopt lab`` has more, since it knows the time and the sizes too.
 
 Examples::
 

@@ -359,17 +359,23 @@ class Closed:
         return {"wrong": check_fenced(self.kernel(request), case, request["threads"], request["seed"], doing)}
 
     def asm(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Compile a kernel once more, with its lines, and return its machine code as text, and that code's digest.
+        """Compile a kernel once more, with its lines; return its machine code as text, its digest, and LLVM's remarks.
 
         All that this process compiles later has lines too.
         """
-        from ..kernels.compile import cache, jit, lines
+        from ..kernels.compile import cache, jit, lines, remarks
 
         kernel = self.kernel(request)
         lines.mark()
-        dispatcher, _ = jit.afresh(kernel)
+        with remarks.collected() as said:
+            dispatcher, _ = jit.afresh(kernel)
         text, content, _ = lines.code(dispatcher.py_func.__qualname__)
-        return {"asm": text, "code": cache.machine_code(content), "line": int(kernel.where.rpartition(":")[2])}
+        return {
+            "asm": text,
+            "code": cache.machine_code(content),
+            "line": int(kernel.where.rpartition(":")[2]),
+            "remarks": b"".join(said).decode(errors="replace"),
+        }
 
     def done(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """End the copy of the process that has a candidate."""

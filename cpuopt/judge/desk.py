@@ -217,14 +217,13 @@ class Desk:
         return dict(to_json(self.judge.time(text, op, ModelSizes(model, B, T), in_step=in_step)))
 
     def inspect(self, text: str, op: str) -> dict[str, Any]:
-        """Compile a candidate; return the innermost loops of its machine code, and that as text."""
+        """Compile a candidate; return the innermost loops of its machine code, advice on it, and that code as text."""
         judge, known = self.judge, ab.op_named(op)
         try:
             with judge.remote.within(VERDICT_S):
                 read(text, known)
                 pair = judge.opened(text, known, default(op))
-                asm, loops = judge.machine_code(pair[0])
-            return {"loops": loops, "asm": asm}
+                return judge.machine_code(pair[0], text)
         finally:
             judge.remote.close()
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -33,6 +33,8 @@ from ..kernels.compile import jit
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..lab import ab, asm
+from ..lab.advice import CallTime
+from ..lab.inspect import advice, remarks
 from ..lab.remote import ROOM, Far
 from ..lab.rounds import default
 from ..machine import cores
@@ -188,10 +190,16 @@ class Judge:
         step = step_of(known, task, job) if in_step else None
 
         def then(pair: tuple[Kernel, Kernel]) -> dict[str, Any]:
-            found = self.timed(pair, shapes_of(known, task))
+            shapes = shapes_of(known, task)
+            found = self.timed(pair, shapes)
             if step:
                 found["in_step"] = self.in_step(pair, step, job)
-            return {**found, "loops": self.loops(pair[0])}
+            us, shape = max(((c["b_us"], s) for c, s in zip(found["cases"], shapes, strict=True)), key=lambda x: x[0])
+            timed = {**to_json(shape), **ab.cost(known, shape)}
+            call = CallTime.of(known, timed, 1e3 * us, self.threads, rates.stored().get(self.threads))
+            with suppress(UserError):  # of a process that ended
+                found |= self.machine_code(pair[0], text, call)
+            return {"loops": [], "advice": [], **{k: x for k, x in found.items() if k != "asm"}}
 
         return self.rule(text, op, then, against)
 
@@ -275,24 +283,22 @@ class Judge:
             c = replace(c, adds=flags[rng.integers(len(flags))])
             self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), told=False)
 
-    def machine_code(self, kernel: Kernel) -> tuple[str, list[dict[str, Any]]]:
-        """Return a candidate's machine code as text, and its innermost loops, with lines, vector width and spills.
+    def machine_code(self, kernel: Kernel, text: str, call: CallTime | None = None) -> dict[str, Any]:
+        """Return a candidate's machine code as text, its innermost loops, and advice on it.
 
         It is the last request about a candidate: the process compiles otherwise afterwards.
         """
         found = self.remote.ask("asm", far(kernel))
-        text, file = str(found["asm"]), self.remote.file.name
+        code, file, line = str(found["asm"]), self.remote.file.name, int(found["line"])
         kept = ("width", "fmas", "loads", "stores", "spills", "doubles", "calls")
-        loops = asm.loops(text, file, int(found["line"]))[:MOST_LOOPS]
+        loops = asm.loops(code, file, line)[:MOST_LOOPS]
         told = [{"lines": v.where.removeprefix(f"{file}:")} | {k: getattr(v, k) for k in kept} for v in loops]
-        return text, told
-
-    def loops(self, kernel: Kernel) -> list[dict[str, Any]]:
-        """List the innermost loops of a candidate's machine code; of a process that ended, none."""
-        try:
-            return self.machine_code(kernel)[1]
-        except UserError:
-            return []
+        said = remarks(str(found["remarks"]), file, line)
+        return {
+            "asm": code,
+            "loops": told,
+            "advice": to_json(advice(kernel.op.name, text, line, code, loops, said, call)),
+        }
 
     def rule(
         self, text: str, op: str, then: Callable[[tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""

@@ -7,12 +7,19 @@ that compute with floats, or call something, are listed.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
 LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+CALLED = re.compile(r"@\[ (.*?):(\d+):\d+")
+"""In a comment on a place: where a function that was inlined is called, the outermost call last."""
+COMMENTED = ".commented"
+"""The first line of a function of a text with comments."""
+SPILL = re.compile(r"-byte (Folded )?(Spill|Reload)")
 OURS = re.compile(r"^(?!NRT_|cfunc\.|_ZN7cpython|numba_|\.)")
 """The names of functions that come from a kernel's text, not from numba's wrappers."""
 LOCALS = "_3clocals_3e"
@@ -22,6 +29,7 @@ AROUND = re.compile(
 )
 """Calls that numba adds, for errors and to start threads."""
 JUMP = re.compile(r"j[a-z]+$")
+BRANCH = re.compile(r"\.LBB\w+:|j[a-z]+\s")
 FLOAT = re.compile(r"v?(u?comis|add|sub|mul|div|max|min|sqrt|fn?m(add|sub)|rsqrt|rcp|and|or|xor|cvt|cmp|round|dp)\w*$")
 WIDE = re.compile(r"[a-z0-9]*(ps|ss)$")
 FMA = re.compile(r"vfn?m(add|sub)\w*(ps|ss|pd|sd)$")
@@ -37,10 +45,11 @@ class Loop:
 
     Attributes
     ----------
-    where : the file and the lines of Python that its instructions come from.
+    where : the file and the lines of Python that its instructions come from; the kernel's, if it has any of them.
     width : floats in one of its float instructions, the most; 1 is scalar, 0 if there is none.
     fmas, loads, stores : float instructions; an operand in memory is a load.
-    spills : floats or vectors written to or read back from the stack.
+    spills : floats or vectors that are written to the stack, or read back, because registers are missing; in a text
+        without comments, every access of the stack.
     calls : functions that it calls, by name.
     doubles : conversions to or from double, and double arithmetic.
     """
@@ -57,21 +66,36 @@ class Loop:
     calls: list[str] = field(default_factory=list)
     remainder: bool = False
     """True for the remainder of a wider loop of the same lines."""
+    code: list[Instruction] = field(default_factory=list, repr=False, compare=False)
+    """Its instructions."""
+    places: set[tuple[str, int]] = field(default_factory=set, repr=False, compare=False)
+    """The files and lines of its instructions, of inlined functions too."""
+    branches: bool = field(default=False, compare=False)
+    """Whether there is a jump or a label inside."""
+
+    JSON: ClassVar = tuple(
+        "function where instructions width fmas loads stores spills doubles calls remainder".split()  # noqa: SIM905
+    )
+
+    @property
+    def lines(self) -> list[int]:
+        """The lines of the kernel's file, sorted."""
+        return sorted({i.line for i in self.code if i.line})
 
 
-def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:
+def loops(asm: str, file: str = "<string>", line: int = 0, last: int = sys.maxsize) -> list[Loop]:
     """List the innermost loops of all functions, in the order of the text.
 
     Parameters
     ----------
-    file, line : where the kernel begins; numba gives the body of a parallel loop no file, but its lines.
+    file, line, last : where the kernel is written; numba gives the body of a parallel loop no file, but its lines.
     """
-    files = {n: name for n, folder, name in FILE.findall(asm) if "/site-packages/numba/" not in folder}
+    files = {n: f"{folder}/{name}" if folder and name[0] != "<" else name for n, folder, name in FILE.findall(asm)}
     found: list[Loop] = []
     for name, lines in functions(asm):
         if OURS.match(name):
             for start, end in innermost(lines):
-                loop = read(name, lines, start, end, files, (file, line))
+                loop = read(name, lines, start, end, files, (file, line, last))
                 added = name.startswith("__gufunc__") and not loop.where  # numba's, around the kernel's
                 if (loop.width or loop.calls or loop.doubles) and not added:
                     found.append(loop)
@@ -97,14 +121,18 @@ def plain(symbol: str) -> str:
 
 
 def functions(asm: str) -> list[tuple[str, list[str]]]:
-    """Split a text into functions: their names, and their lines without blanks and comments."""
+    """Split a text into functions: their names, and their lines without blanks.
+
+    Comments stay where they say what was inlined, and where a register is missing.
+    """
     names = set(re.findall(r"^\s*\.type\s+(\S+?),@function", asm, re.M))
     found: list[tuple[str, list[str]]] = []
     for raw in asm.splitlines():
-        line = raw.split("#", 1)[0].strip()
+        line, _, comment = raw.strip().partition("#")
+        line = line.strip() + f" #{comment}" * bool(line.startswith(".loc") or ("mm" in line and SPILL.search(comment)))
         label = line[:-1] if line.endswith(":") else ""
         if label.strip('"') in names or label in names:
-            found.append((label.strip('"'), []))
+            found.append((label.strip('"'), [COMMENTED] * ("@" in comment)))
         elif line and found:
             found[-1][1].append(line)
     return found
@@ -127,17 +155,28 @@ def spans(lines: Sequence[str]) -> list[tuple[int, int]]:
     return sorted(found.items())
 
 
-def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str, str], kernel: tuple[str, int]) -> Loop:
+def read(
+    name: str, lines: Sequence[str], start: int, end: int, files: dict[str, str], kernel: tuple[str, int, int]
+) -> Loop:
     """Count the instructions of a loop."""
-    home, first = kernel
-    loop, where = Loop(name), Counter[tuple[str, int]]()
+    home, first, last = kernel[0].rpartition("/")[2], *kernel[1:]
+    loop, others, line = Loop(name), Counter[tuple[str, int]](), 0
     stack = stack_of(lines)
-    for i in range(start, end + 1):
-        if place := LOC.match(lines[i]):
-            source, line = files.get(place[1], "<gufunc>").split("/")[-1], int(place[2])
-            if line and source != "<gufunc>" and (source != "<string>" or line >= first):
-                where[home if source == "<string>" else source, line] += 1
+    before = next((i for i in range(start, -1, -1) if LOC.match(lines[i])), start)
+    for i in (*range(before, min(before + 1, start)), *range(start, end + 1)):
+        loop.branches |= start < i < end and bool(BRANCH.match(lines[i]))
+        if LOC.match(lines[i]):
+            chain = [p for p in called_at(lines[i], files) if p[1] and (p[0] != "<string>" or first <= p[1] <= last)]
+            line = next((n for f, n in chain if f == "<string>" or f.endswith(kernel[0])), 0 if chain else line)
+            short = [(home if f == "<string>" else f.rpartition("/")[2], n) for f, n in chain]
+            loop.places.update(short)
+            if i >= start and chain and not re.search(r"<gufunc>|/site-packages/numba/", chain[0][0]):
+                others[short[0]] += 1
+        if i < start:
+            continue
         if one := instruction(lines, i, stack):
+            one.line = line
+            loop.code.append(one)
             loop.instructions += 1
             loop.calls += [one.called] if one.called else []
             loop.spills += one.spill
@@ -146,11 +185,19 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
             loop.fmas += one.fma
             loop.doubles += one.double
             loop.width = max(loop.width, one.width)
-    if where:
-        file = where.most_common(1)[0][0][0]
-        at = sorted(line for f, line in where if f == file)
-        loop.where = f"{file}:{at[0]}" + (f"-{at[-1]}" if at[-1] != at[0] else "")
+    if here := loop.lines or sorted(n for f, n in others if f == others.most_common(1)[0][0][0]):
+        file = home if loop.lines else others.most_common(1)[0][0][0]
+        loop.where = f"{file}:{here[0]}" + (f"-{here[-1]}" if here[-1] != here[0] else "")
     return loop
+
+
+def called_at(loc: str, files: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Return the file and line of a place, and of the calls that were inlined around it, the outermost last."""
+    file, line = LOC.match(loc).groups()  # type: ignore[union-attr]
+    paths = [[path for path in files.values() if path.rpartition("/")[2] == f] for f, _ in CALLED.findall(loc)]
+    names = [p[0] if len(set(p)) == 1 else "" for p in paths]  # comments have no folders
+    chain = [files.get(file, "<gufunc>"), *names], [line, *(n for _, n in CALLED.findall(loc))]
+    return [(f, int(n)) for f, n in zip(*chain, strict=True)]
 
 
 @dataclass
@@ -163,6 +210,7 @@ class Instruction:
     load, store : whether it reads or writes floats in memory; of the stack, that is a spill.
     double : whether it converts to or from double, or computes with it.
     called : the function that it calls.
+    line : the line of the kernel's file that it comes from; 0 if it has none, or in a `LineBlock`.
     """
 
     text: str
@@ -173,27 +221,41 @@ class Instruction:
     spill: bool = False
     double: bool = False
     called: str = ""
+    line: int = 0
+
+    @property
+    def opcode(self) -> str:
+        """The first word."""
+        return self.text.split(None, 1)[0]
+
+    @property
+    def operands(self) -> list[str]:
+        """The operands: in AT&T syntax, what is written comes last."""
+        return [x.strip() for x in re.split(r",(?![^(]*\))", self.text.partition(self.opcode)[2]) if x.strip()]
 
 
 def stack_of(lines: Sequence[str]) -> str:
-    """Return a pattern of the registers through which a function reaches its stack."""
+    """Return a pattern of the registers through which a function reaches its stack; with comments, one of nothing."""
+    if lines[:1] == [COMMENTED]:
+        return r"(?!)"
     framed = any(re.match(r"movq\s+%rsp, %rbp", line) for line in lines)  # else %rbp is like any other register
     return r"%r(sp|bp)\b" if framed else r"%rsp\b"
 
 
 def instruction(lines: Sequence[str], i: int, stack: str) -> Instruction | None:
     """Read a line of a function, which has its `stack_of`; None for a directive or a label."""
-    opcode, _, operands = lines[i].replace("\t", " ").partition(" ")
+    text, _, comment = lines[i].partition("#")
+    opcode, _, operands = text.replace("\t", " ").partition(" ")
     if opcode.startswith(".") or opcode.endswith(":"):
         return None
-    one = Instruction(lines[i])
+    one = Instruction(text.strip())
     if opcode.startswith("call"):
         called = target(lines, i, operands.strip())
         one.called = "" if AROUND.match(called) else plain(called)
     elif "mm" in operands:
         memory = re.search(r"\(([^)]*)\)", operands)
         last = operands.rstrip().endswith(")")
-        one.spill = bool(memory and re.match(stack, memory[1]))
+        one.spill = bool(comment or (memory and re.match(stack, memory[1])))
         one.store = bool(memory) and not one.spill and last
         one.load = bool(memory) and not one.spill and not last
         one.fma, one.double = bool(FMA.match(opcode)), bool(DOUBLE.match(opcode))

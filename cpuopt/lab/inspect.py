@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .. import ops
 from ..errors import UserError
 from ..kernels import registry
 from ..kernels.compile import jit, places
+from .advice import Advice, CallTime, KernelFacts, advise
 from .asm import LineBlock, Loop, blocks, loops
 
 NOTHING = re.compile(
     r"already been vectorized|loop not vectorized$|interleaving is not beneficial"
     r"|(instruction return type|Store instruction) cannot be vectorized"  # of vectors
 )
+REFUSED = "loop not vectorized: "
 REMARK = re.compile(r"remark: (?P<file>.*?):(?P<line>\d+):\d+: (?P<text>.*)")
 
 
@@ -39,6 +42,7 @@ class Inspection:
     compiled : False for a plain Python function, which has no machine code.
     innermost : its innermost loops that compute or call.
     remarks : of the compiler's vectorizers.
+    advice : what to try, the largest gain first.
     diagnostics : numba's text on the parallel loops, if it was asked for.
     asm : the whole text.
     blocks : its instructions by line of source.
@@ -59,6 +63,7 @@ class Inspection:
             "summary",
             "innermost",
             "remarks",
+            "advice",
             "same",
             "code",
         ),
@@ -79,6 +84,7 @@ class Inspection:
     source: list[str] = field(default_factory=list, repr=False)
     same: bool | None = None
     code: str = ""
+    advice: list[Advice] = field(default_factory=list)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -90,13 +96,16 @@ class Inspection:
         return {"loops": len(self.innermost), "scalar_loops": scalar, "width": widest, **by, "calls": calls}
 
 
-def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int = 0) -> Inspection:
+def inspect(
+    op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int = 0, call: CallTime | None = None
+) -> Inspection:
     """Compile a kernel afresh in a process of its own, and analyse its machine code.
 
     Parameters
     ----------
     kernels : users' files to load.
     diagnostics : 1 to 4: level of numba's diagnostics of parallel loops; 0: none.
+    call : a call that was timed, about which there is more advice.
 
     Raises
     ------
@@ -108,9 +117,16 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
     except UserError as e:
         e.args = (f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}",)
         raise
-    file, line = Path(found["where"].rpartition(":")[0]), int(found["where"].rpartition(":")[2])
+    return read(op, variant, found, call)
+
+
+def read(op: str, variant: str, found: Mapping[str, Any], call: CallTime | None = None) -> Inspection:
+    """Analyse what the process that compiles says of a kernel."""
     known, source = found["machine"].startswith("x86_64"), found["source"]
     home, first, written = (source.get(k, v) for k, v in (("file", ""), ("first", 0), ("lines", [])))
+    innermost = loops(found["asm"], home, first, first + len(written) - 1) if known else []
+    said = remarks(found["remarks"], Path(home).name, first)
+    text = Path(home).read_text(encoding="utf-8", errors="replace") if home else ""
     return Inspection(
         op,
         variant,
@@ -118,8 +134,8 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         found["cpu"],
         found["machine"],
         found["compiled"],
-        loops(found["asm"], file.name, line) if known else [],
-        remarks(found["remarks"], file.name, line),
+        innermost,
+        said,
         found["diagnostics"],
         found["asm"],
         blocks(found["asm"], home, first, first + len(written) - 1) if known else [],
@@ -128,7 +144,16 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         written,
         _same(op, variant, found["code"]),
         found["code"],
+        advice(op, text, first, found["asm"], innermost, said, call) if known else [],
     )
+
+
+def advice(
+    op: str, text: str, line: int, asm: str, innermost: Sequence[Loop], said: Sequence[Remark], call: CallTime | None
+) -> list[Advice]:
+    """Return the advice on a kernel that begins on a line of a text."""
+    refusals = {(r.file, r.line): why for r in said if (why := r.text.partition(REFUSED)[2])}
+    return advise(KernelFacts(ops.ALL.get(op), text, line, innermost, refusals, "parfor_gufunc" in asm, call))
 
 
 def _same(op: str, variant: str, code: str) -> bool | None:

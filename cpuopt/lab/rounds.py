@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import models
+from .. import models, ops
 from ..errors import RefusedError, UserError
 from ..files.reading import to_json
 from ..isolate.child import ENDED, Child
@@ -22,6 +22,7 @@ from ..measure.roofline import PASSED, UNFIT, Roofs
 from ..wording import call_count, spread
 from . import worker
 from .ab import GAINS, bound
+from .advice import CallTime
 from .checked import check, jobs_at
 from .inspect import inspect
 
@@ -78,10 +79,12 @@ def whole(rows: Sequence[KernelRow]) -> bool:
 
 
 def record(plan: RoundPlan, rows: Sequence[KernelRow]) -> dict[str, Any]:
-    """Return the record of a round; of the machine code its summary."""
+    """Return the record of a round; of the machine code its summary and the advice."""
     kernels = []
     for r in rows:
-        found = {**r.found, "inspect": r.found["inspect"].get("summary")} if "inspect" in r.found else r.found
+        found = dict(r.found)
+        if code := found.get("inspect"):
+            found |= {"inspect": code.get("summary"), "advice": code.get("advice", [])}
         kernels.append({"op": r.op, "variant": r.variant, "against": r.against, "bad": r.bad, "said": r.said, **found})
     asked = {k: getattr(plan, k) for k in ("model", "B", "T", "threads", "sizes", "rounds")}
     return {"file": plan.file.name, **to_json(asked), "kernels": kernels}
@@ -258,7 +261,9 @@ def _step(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
 
 
 def _inspect(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
-    found = inspect(row.op, row.variant, [str(plan.file)])
+    longest = max(row.found["alone"]["cases"], key=lambda c: len(c["layers"]) * c["b_ns"])
+    call = CallTime.of(ops.ALL.get(row.op), longest, longest["b_ns"], plan.threads, roofs)
+    found = inspect(row.op, row.variant, [str(plan.file)], call=call)
     row.found["inspect"] = to_json(found)
     if not found.compiled:
         return "a Python function"
@@ -266,4 +271,4 @@ def _inspect(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str
     words = [f"{s['loops']} innermost loops", f"{s['width']} floats a vector", f"{s['fmas']} FMAs"]
     named = {"scalar": s["scalar_loops"], "spills": s["spills"], "doubles": s["doubles"]}
     words += [f"{n} {name}" for name, n in named.items() if n]
-    return ", ".join(words + [f"calls {c}" for c in s["calls"]])
+    return "\n".join([", ".join(words + [f"calls {c}" for c in s["calls"]]), *(a.said for a in found.advice)])

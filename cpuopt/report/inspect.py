@@ -1,4 +1,4 @@
-"""The tables of `cpuopt inspect`: sums of one or two kernels, their innermost loops, the compiler's remarks."""
+"""The tables of `cpuopt inspect`: sums of one or two kernels, their innermost loops, and advice."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def tables(found: Sequence[Inspection]) -> list[RenderableType]:
         if not f.machine.startswith("x86_64"):
             shown.append(Text(f"loops are read on x86-64 only; this is {f.machine}. --asm prints the text", "yellow"))
         shown.append(loop_table(f))
-        shown += [
-            Text(f"{brief(r.file)}:{r.line}: {r.text}{f' ({r.count}x)' if r.count > 1 else ''}") for r in f.remarks
-        ]
+        shown += [Text(f"{a.said}\n    {a.line}: {a.text}") for a in f.advice]
         if f.diagnostics:
             shown.append(Text(f.diagnostics))
     return shown

@@ -49,6 +49,7 @@ def ruling(r: Mapping[str, Any]) -> list[RenderableType]:
         shown.append(
             Text(f"{count(len(loops), 'innermost loop')}, vectors of up to {widest}, {count(spills, 'spill')}")
         )
+    shown += [Text(a["said"]) for a in t.get("advice", ())]
     if step := t.get("in_step"):
         whole = spread(step["step"]["ratio"])
         shown.append(

@@ -18,9 +18,7 @@ import llvmlite.binding as llvm
 
 from ...errors import UserError
 from ...isolate.serve import Say, serve
-
-PASSES = "loop-vectorize|slp-vectorizer"
-REMARKS = ("-pass-remarks=", "-pass-remarks-missed=", "-pass-remarks-analysis=")
+from .remarks import PASSES, REMARKS
 
 
 def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:

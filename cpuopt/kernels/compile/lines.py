@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from . import line_table
+from . import line_table, remarks
 from .numba_internals import BaseLower, codegen, compiler, debuginfo, errors
 
 texts: list[tuple[Any, str]] = []
@@ -78,4 +78,4 @@ def code(name: str) -> tuple[str, bytes, Sequence[line_table.Chain]]:
     """Return the text of the first function of a name, the object file of that text, and the chains of its labels."""
     library, asm = next((made, text) for made, text in texts if made.name == name)
     labelled, chains = line_table.labelled(asm)
-    return asm, line_table.assembled(labelled, library.codegen._tm), chains
+    return remarks.slim(asm), line_table.assembled(labelled, library.codegen._tm), chains

@@ -1,0 +1,295 @@
+"""Advice: each rule has a kernel that shows it and a twin that does not; kernels of the package show none unawares."""
+
+import ast
+import platform
+import re
+from pathlib import Path
+
+import pytest
+
+import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
+from cpuopt import ops
+from cpuopt.isolate.process import Side, Worker
+from cpuopt.kernels import registry
+from cpuopt.kernels.toolkit.simd import LANES
+from cpuopt.lab import ab, asm
+from cpuopt.lab.advice import RULES, Advice, CallTime, KernelFacts, advise, dependent
+from cpuopt.lab.inspect import inspect, read
+from cpuopt.measure.roofline import Level, Roofs
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="loops are read on x86-64")
+HEAD = """
+import numpy as np
+from numba import prange
+from cpuopt import kernel, ops
+from cpuopt.kernels.compile.jit import helper
+from cpuopt.kernels.toolkit.fastmath import tanh
+from cpuopt.kernels.toolkit.lanes import LANES, load, store
+F = np.float32
+CHUNK, HALF, PLAIN = 4096, F(0.5), 0.5
+"""
+NAMES = [f"a{i}" for i in range(40)]  # more than any machine has vector registers
+
+
+def rolled(names):
+    """A loop that keeps so many vectors."""
+    return f"""
+    for b in prange(2):
+        {"; ".join(f"{a} = load(inp, {i} * LANES)" for i, a in enumerate(names))}
+        for i in range(len(inp)):
+            x = load(inp, i)  # here
+            {"; ".join(f"{a} = {a} * x + {b}" for a, b in zip(names, names[1:] + names[:1], strict=True))}
+        store(out, b, {" + ".join(names)})"""
+
+
+EACH = "\n    for i in prange(len(out)):\n        x = inp[i]\n        "
+COMPILED = {
+    "C01": (
+        "gelu_forward",
+        """
+    for b in prange(2):
+        for t in range(1, len(out)):  # here
+            out[t] = HALF * out[t - 1] + inp[t]""",
+        """
+    for b in prange(2):
+        for t in range(1, len(out)):
+            out[t] = HALF * inp[t - 1] + inp[t]""",
+    ),
+    "C03": ("gelu_forward", rolled(NAMES), rolled(NAMES[:6])),
+    "C04": (
+        "gelu_forward",
+        "\n    for i in prange(len(out)):\n        out[i] = inp[(i * 7) % 64] * HALF + HALF  # here",
+        "\n    for i in prange(len(out)):\n        out[i] = inp[i] * HALF + HALF",
+    ),
+    "C05": (
+        "gelu_forward",
+        f"{EACH}out[i] = HALF / (x * x + HALF) + F(2) / (x * x + F(3)) + F(7) / (x * x + F(5))  # here",
+        f"{EACH}out[i] = HALF / (x * x + HALF)",
+    ),
+    "C06": ("gelu_forward", f"{EACH}out[i] = np.tanh(x)  # here", f"{EACH}out[i] = tanh(x)"),
+    "C07": (
+        "gelu_forward",
+        """
+    for b in prange(4):
+        x = load(inp, b)
+        for i in range(len(inp)):
+            x = x * load(inp, i) + HALF  # here
+        store(out, b, x)""",
+        """
+    for b in prange(4):
+        x = load(inp, b)
+        for i in range(len(inp)):
+            store(out, i, x * load(inp, i) + HALF)""",
+    ),
+    "N02": ("gelu_forward", f"{EACH}out[i] = x * PLAIN * 0.3 + x  # here", f"{EACH}out[i] = x * HALF * F(0.3) + x"),
+}
+TEXTS = {
+    "M01": (
+        "softmax_forward",
+        {"BT": 64, "V": 1024},
+        """
+    for v in prange(out.shape[1]):
+        for b in range(out.shape[0]):  # here
+            out[b, v] = inp[b, v]""",
+        """
+    for b in prange(out.shape[0]):
+        for v in range(out.shape[1]):
+            out[b, v] = inp[b, v]""",
+    ),
+    "M02": (
+        "residual_forward",
+        {"N": 1 << 22},
+        """
+    for i in prange(len(out)):
+        out[i] = inp1[i]
+    for i in prange(len(out)):  # here
+        out[i] += inp2[i]""",
+        """
+    for c in prange(len(out) // CHUNK):
+        for i in range(c * CHUNK, (c + 1) * CHUNK):
+            out[i] = inp1[i]
+        for i in range(c * CHUNK, (c + 1) * CHUNK):
+            out[i] += inp2[i]""",
+    ),
+    "M05": (
+        "softmax_forward",
+        {"BT": 64, "V": 768},
+        """
+    for v in prange(out.shape[1]):
+        for b in range(out.shape[0]):  # here
+            out[b, v] = inp[b, v]""",
+        """
+    for v in prange(out.shape[1]):
+        for b in range(4):
+            out[b, v] = inp[b, v]""",
+    ),
+    "T01": (
+        "gelu_forward",
+        {"N": 3 * 4096},
+        "\n    n = len(inp)\n    for c in prange((n + CHUNK - 1) // CHUNK):  # here\n        out[c] = inp[c]",
+        "\n    n = len(inp)\n    for c in prange((n + 64 - 1) // 64):\n        out[c] = inp[c]",
+    ),
+    "T03": (
+        "gelu_forward",
+        {"N": 64},
+        "\n    for i in prange(len(out)):  # here\n        out[i] = inp[i]",
+        "\n    for k in range(len(inp)):\n        for i in prange(len(out)):\n            out[i] = inp[i]",
+    ),
+    "N01": (
+        "gelu_forward",
+        {"N": 1 << 20},
+        "\n    s = HALF\n    for i in prange(len(out)):\n        s += inp[i]  # here\n    out[0] = s",
+        "\n    for i in prange(len(out)):\n        s = HALF\n        s += inp[i]\n        out[i] = s",
+    ),
+}
+LEVELS = Level("L1", 1 << 15), Level("L2", 1 << 20), Level("memory", None)
+ROOFS = Roofs(4, LEVELS, 100.0, {v.name: {"read": 10.0} for v in LEVELS}, 5.0)
+
+
+def text_of(op, variant, body):
+    """A kernel of an op."""
+    return f'@kernel(ops.{op}, "{variant}")\ndef {op}({", ".join(ops.ALL[op].params)}):{body}\n\n'
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What is known of each example and its twin; all are compiled in one process."""
+    kernels = {f"{rule}{twin}": (op, body) for rule, (op, *two) in COMPILED.items() for twin, body in enumerate(two)}
+    file = tmp_path_factory.mktemp("kernels") / "mine.py"
+    file.write_text(HEAD + "".join(text_of(op, name, body) for name, (op, body) in kernels.items()))
+    side = Side.module("compiler", "cpuopt.kernels.compile.inspection", CPUOPT_CACHE_DIR=str(file.parent))
+    with Worker(side, limit_s=300) as worker:
+        asked = {"kernels": [str(file)], "level": 0, "types": {}}
+        found = {
+            name: read(op, name, worker.ask("inspect", op=op, variant=name, **asked))
+            for name, (op, _) in kernels.items()
+        }
+    return file.read_text().splitlines(), found
+
+
+def shown(rule, advice):
+    """Return the lines of advice of a rule."""
+    return [a for a in advice if a.rule == rule]
+
+
+@x86
+@pytest.mark.parametrize("rule", COMPILED)
+def test_a_rule_on_machine_code_finds_its_kernel_and_not_the_twin(rule, compiled):
+    lines, found = compiled
+    example, twin = (found[f"{rule}{k}"] for k in range(2))
+    (first, *_) = shown(rule, example.advice)
+    assert shown(rule, twin.advice) == []
+    assert lines[first.line - 1].strip() == first.text
+    assert "here" in first.text
+    assert first.gain is None or first.gain >= 1.1
+    assert first.said.startswith(f"{rule} line {first.line} ")
+
+
+@x86
+def test_a_reason_of_the_compiler_names_the_array(compiled):
+    (found,) = shown("C01", compiled[1]["C010"].advice)
+    assert found.said.startswith(
+        f"C01 line {found.line} is not vectorized: out is read and written, and a round needs the round before it; "
+    )
+
+
+LOOP = """
+	.file	1 "mine.py"
+	.type	forward,@function
+forward:
+.LBB0_1:
+	.loc	1 {line} 5
+	vmovups	(%rax,%rcx,4), %{register}
+	vmulps	%{register}, %{register}, %{register}
+	vmovups	%{register}, (%rdx,%rcx,4)
+	addq	$8, %rcx
+	jne	.LBB0_1
+"""
+
+
+def test_narrow_vectors_are_found_and_wide_ones_are_not():
+    text, at = HEAD + text_of("gelu_forward", "mine", EACH + "out[i] = x * x"), HEAD.count("\n") + 5
+    wide = {16: "zmm0", 8: "ymm0", 4: "xmm0"}
+    for lanes, register in wide.items():
+        loops = asm.loops(LOOP.format(line=at, register=register), "mine.py", HEAD.count("\n") + 1)
+        found = shown("C02", advise(KernelFacts(ops.gelu_forward, text, HEAD.count("\n") + 1, loops, {}, True)))
+        assert [(a.line, a.gain, a.text) for a in found] == [(at, LANES / lanes, "out[i] = x * x")] * (lanes < LANES)
+
+
+HELPS = {
+    "out[b, 0] = out[b, 0] * inp[j]": "sum in a local variable, and store it after the loop",
+    "h[k, j] = h[k, j] * inp[j]": "keep the state in a local array",
+    "h[j] = h[j - 1] * inp[j]": "make a loop over independent elements the innermost one",
+}
+
+
+@pytest.mark.parametrize("text", HELPS)
+def test_what_helps_depends_on_how_an_array_is_read(text):
+    seen, tries = dependent(ast.parse(f"for j in range(n):\n    {text}").body[0])
+    assert seen.startswith(f"{text[: text.index('[')]} is read and written")
+    assert tries == HELPS[text]
+
+
+def facts(rule, twin):
+    """What is known of an example without machine code."""
+    op, sizes, *bodies = TEXTS[rule]
+    text = HEAD + text_of(op, "mine", bodies[twin])
+    shape = ab.case_at(ops.ALL[op], sizes)
+    timed = {"sizes": dict(shape.sizes), **ab.cost(ops.ALL[op], shape)}
+    least = ROOFS.bound(timed["flops"], timed["bytes"])[0]
+    call = CallTime.of(ops.ALL[op], timed, max(6000.0, 100 * least), 4, ROOFS)
+    return text.splitlines(), KernelFacts(ops.ALL[op], text, HEAD.count("\n") + 1, [], {}, True, call)
+
+
+@pytest.mark.parametrize("rule", TEXTS)
+def test_a_rule_on_the_text_finds_its_kernel_and_not_the_twin(rule):
+    lines, found = facts(rule, 0)
+    (first, *_) = shown(rule, advise(found))
+    assert "here" in first.text
+    assert lines[first.line - 1].strip() == first.text
+    assert shown(rule, advise(facts(rule, 1)[1])) == []
+
+
+def test_a_gain_is_not_more_than_the_roof_allows():
+    found = facts("M05", 0)[1]
+    assert shown("M05", advise(found))[0].gain == 3 * LANES
+    found.call = CallTime(found.call.shapes, 4, 3e5, 1e5)
+    assert shown("M05", advise(found))[0].gain == pytest.approx(3)
+
+
+def test_the_page_has_each_rule_with_what_to_try():
+    page = (Path(__file__).parent.parent / "docs" / "lines.md").read_text()
+    rows = re.findall(r"^\| ([A-Z]\d\d) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)
+    assert rows == [(r.name, r.title, r.most, r.tries) for r in RULES]
+    assert {*COMPILED, *TEXTS, "C02"} == {r.name for r in RULES}
+
+
+EXPECTED = {
+    ("attention_forward", "C01"): "one quotient for each row, beside the vectors of the row",
+    ("attention_decode", "C07"): "the largest score of one row is found while its keys come from memory",
+}
+"""What kernels of the package show, by op and rule, and why that is right."""
+FEW = ("gelu_forward", "residual_forward", "rmsnorm_forward", "softmax_forward")
+
+
+def unexpected(op):
+    """Return the advice on an optimized kernel of the package for which no reason is written down."""
+    return [a.said for a in inspect(op, "optimized").advice if (op, a.rule) not in EXPECTED]
+
+
+@x86
+@pytest.mark.parametrize("op", FEW)
+def test_kernels_of_the_package_show_no_rule_without_a_reason(op):
+    assert unexpected(op) == []
+
+
+@pytest.mark.slow
+@x86
+@pytest.mark.parametrize("op", sorted({op for op, v in registry.KERNELS if v == "optimized"} - {*FEW}))
+def test_all_other_kernels_of_the_package_show_none_either(op):
+    assert unexpected(op) == []
+
+
+def test_advice_is_one_line():
+    one = Advice("C01", 3, "x", "is slow", None, "try it")
+    assert one.said == "C01 line 3 is slow; try it"
