@@ -37,6 +37,7 @@ COMMANDS = {
     ("new-kernel", "--html"): ["new-kernel", "gelu_forward", "--backward", *KERNEL],
     ("new-kernel", "--out"): ["new-kernel", "gelu_forward", *KERNEL],
     **{("sweep", f): ["sweep", "gelu_forward", "--over", "N=64", *KERNEL] for f in ("--html", "--csv", "--svg")},
+    ("gate", "--markdown"): ["gate", "--base", "main"],
     ("runs", "--html"): ["runs", "show", "it"],
     ("judge", "--html"): ["judge", "--tasks", *KERNEL],
     ("convert", "target"): ["convert", "model.bin"],

@@ -136,7 +136,7 @@ def beside_usual(kernel: Kernel, result: Result, run: Callable[[Kernel], Result]
         return result
     known = [k for v in (BASE, DEFAULT) if (k := KERNELS.get((kernel.op.name, v)))]
     known = [k for k in known if ours(k)] or known[:1]
-    with rooms():  # nothing of theirs lies where a closed process could find it
+    with rooms():  # nothing of theirs lies where a sandbox could find it
         found = [run(k) for k in known if k.function is not kernel.function and k.takes_all(result.case.types)]
     usual = [r for r in found if not r.refused]
     said = imprecise(kernel.op, worst(usual), result) if usual else ""

@@ -1,6 +1,6 @@
 """``cpuopt judge``: check and time an untrusted kernel.
 
-The text is held against a whitelist and compiled in a closed process; it is never imported here. What it computes is
+The text is held against a whitelist and compiled in a sandbox; it is never imported here. What it computes is
 compared with the float64 reference on public and private cases, then timed beside the fastest kernel of the package.
 
 Examples::

@@ -1,4 +1,4 @@
-"""The closed process that runs candidates: ``python -m cpuopt.judge.child``, which `remote.Remote` starts.
+"""The sandbox that runs candidates: ``python -m cpuopt.judge.child``, which `remote.Remote` starts.
 
 It loads the package once. For each candidate it forks, and the copy loads the text, compiles it, and calls it on arrays
 in memory that it shares with the judge. So a candidate begins in a process that ran no other, and starts in

@@ -1,4 +1,4 @@
-"""Kernels that run in the closed process, seen from the judge: each is a `lab.remote.Far`."""
+"""Kernels that run in the sandbox, seen from the judge: each is a `lab.remote.Far`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bwrap() -> bool:
 
 
 class Remote:
-    """The closed process, and the candidate that it has, if any.
+    """The sandbox, and the candidate that it has, if any.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Remote:
             try:
                 self.missing = [str(x) for x in self._asked("ready", OWN_S)["missing"]]
             except RefusedError as e:
-                raise UserError(f"the closed process does not start: {e}") from e
+                raise UserError(f"the sandbox does not start: {e}") from e
 
     def _hear(self, progress: str) -> None:
         self._loading = True
@@ -139,7 +139,7 @@ class Remote:
                 if self._loading or self.late:
                     raise
                 why = str(e)
-        raise UserError(f"the closed process loads no text: {why}")
+        raise UserError(f"the sandbox loads no text: {why}")
 
     def kernel(self, op: Op, side: str, about: Mapping[str, Any]) -> Kernel:
         """Return a kernel of the process."""
@@ -152,7 +152,7 @@ class Remote:
 
         Parameters
         ----------
-        own : if it is the package's: it is compiled here first, for the cache, where the closed process cannot write.
+        own : if it is the package's: it is compiled here first, for the cache, where the sandbox cannot write.
         """
         function.types = dict(types)
         if own:

@@ -62,7 +62,7 @@ FAR_SLOWER = 4.0
 """The factor beyond which a comparison ends early."""
 AGAIN, CALLS, MOST_LOOPS = 8, 64, 40
 VERDICT_S = 900.0
-"""Seconds in which the closed process must have answered all that a verdict asks."""
+"""Seconds in which the sandbox must have answered all that a verdict asks."""
 LINE = re.compile(r"\bline (\d+)")
 Say = Callable[[str], None]
 
@@ -239,7 +239,7 @@ class Judge:
         }
 
     def in_step(self, pair: tuple[Kernel, Kernel], step: Built, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Compare training steps of the closed process with the baseline and with a candidate that was found right.
+        """Compare training steps of the sandbox with the baseline and with a candidate that was found right.
 
         Returns
         -------
@@ -248,11 +248,11 @@ class Judge:
         Raises
         ------
         UserError
-            If the closed process cannot build the model, whose kernels are the package's.
+            If the sandbox cannot build the model, whose kernels are the package's.
         """
         mine, usual = pair
         self.say("building the model of a step")
-        jit.compile_kernels([*step.own_kernels.values()])  # the closed process can keep none
+        jit.compile_kernels([*step.own_kernels.values()])  # the sandbox can keep none
 
         def trial(side: str) -> list[float]:
             start = time.perf_counter_ns()
@@ -264,7 +264,7 @@ class Judge:
         with wrong_in_step():
             built = self.remote.ask("build", far(mine), limit_s=OWN_S, settings=job)
         if said := built.get("unbuilt"):
-            raise UserError(f"--in-step: the closed process cannot build {job['model']}: {said}")
+            raise UserError(f"--in-step: the sandbox cannot build {job['model']}: {said}")
         with wrong_in_step():
             names, losses = (f"the {usual.variant} kernel", "the candidate"), built["losses"]
             if said := disagreement(names, losses["A"], losses["B"]):
@@ -333,7 +333,7 @@ class Judge:
         return found
 
     def opened(self, text: str, op: Op, against: str) -> tuple[Kernel, Kernel]:
-        """Compile a candidate in the closed process; return it and the baseline."""
+        """Compile a candidate in the sandbox; return it and the baseline."""
         self.say("compiling")
         try:
             pair = self.remote.open(text, op, against)
@@ -473,7 +473,7 @@ def step_of(op: Op, task: ModelSizes, job: Mapping[str, Any]) -> Built:
 
 
 def far(kernel: Kernel) -> Far:
-    """Return the function of a kernel of the closed process."""
+    """Return the function of a kernel of the sandbox."""
     assert isinstance(kernel.function, Far)
     return kernel.function
 

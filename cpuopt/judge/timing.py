@@ -1,4 +1,4 @@
-"""The timing of a candidate beside the baseline, both in the closed process, on the same arrays in shared memory.
+"""The timing of a candidate beside the baseline, both in the sandbox, on the same arrays in shared memory.
 
 A round has a short trial of the candidate and two of the baseline, with the same content of all arrays, in an order
 that is drawn and then reversed. A trial takes 2 ms of calls, so that both sides of a ratio see the same machine. If
@@ -61,7 +61,7 @@ LOOKS = (8, 4, 2, 1)
 
 
 class AloneFar(AloneRemote):
-    """A baseline and a candidate of the closed process on the same arrays of one shape.
+    """A baseline and a candidate of the sandbox on the same arrays of one shape.
 
     Parameters
     ----------

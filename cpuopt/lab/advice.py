@@ -217,7 +217,7 @@ class KernelFacts:
 
     def value(self, e: ast.expr) -> Any:
         """Evaluate an expression of constants and shapes; None if it is something else."""
-        with suppress(ArithmeticError, TypeError, LookupError, ValueError):
+        with suppress(ArithmeticError, TypeError, LookupError, ValueError, RecursionError):
             match e:
                 case ast.Constant(value=int() | float()):
                     return e.value

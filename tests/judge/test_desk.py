@@ -59,7 +59,7 @@ def judge() -> Iterator[Judge]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Answer a request about the candidate for the closed process, given what asks it."""
+    """Answer a request about the candidate for the sandbox, given what asks it."""
 
     def tell(asked: str, answer: Callable[[Callable[[], Any]], Any]) -> None:
         usual = remote.Remote.ask
@@ -735,7 +735,7 @@ def test_tasks_have_times_that_are_measured_once(tmp_path: Path, monkeypatch: py
 
 
 def test_a_candidate_is_compared_in_training_steps(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step trains in the closed process, where no wanted value is computed."""
+    """The step trains in the sandbox, where no wanted value is computed."""
     monkeypatch.setattr(session, "STEPS", (6,))
     found = judge.time(GELU, "gelu_forward", TINY, in_step=True)
     assert found.verdict not in REFUSED, found
@@ -775,7 +775,7 @@ def test_a_model_that_the_closed_process_cannot_build_is_no_verdict(
     unchecked: Judge, told: Callable[..., None]
 ) -> None:
     told("build", lambda truth: {"unbuilt": "the arena needs 9 GB"})
-    with pytest.raises(UserError, match="--in-step: the closed process cannot build gpt2-tiny: the arena needs 9 GB"):
+    with pytest.raises(UserError, match="--in-step: the sandbox cannot build gpt2-tiny: the arena needs 9 GB"):
         unchecked.time(GELU, "gelu_forward", TINY, in_step=True)
 
 

@@ -1,4 +1,4 @@
-"""The judge: candidates run in a closed process, and hostile ones that the rules allow are found wrong."""
+"""The judge: candidates run in a sandbox, and hostile ones that the rules allow are found wrong."""
 
 from __future__ import annotations
 
@@ -251,17 +251,17 @@ for line in sys.stdin:
 
 
 def opening(answer: str, then: str = "continue") -> str:
-    """Return a program in the closed process's place that answers so to a text, and goes on or ends."""
+    """Return a program in the sandbox's place that answers so to a text, and goes on or ends."""
     return STARTED.format(then=f"print('{answer}', flush=True); {then}")
 
 
 @pytest.mark.parametrize(
     ("code", "of", "said"),
     [
-        ("raise SystemExit(7)", UserError, "the closed process does not start: ended with status 7 during 'ready'"),
-        (opening("", "break"), UserError, "the closed process loads no text: answered ''"),
+        ("raise SystemExit(7)", UserError, "the sandbox does not start: ended with status 7 during 'ready'"),
+        (opening("", "break"), UserError, "the sandbox loads no text: answered ''"),
         (opening('{"ended": "SIGKILL"}'), UserError, "loads no text: the candidate: its process ended by SIGKILL"),
-        (opening('{"error": "no fork"}'), UserError, "the closed process loads no text: no fork"),
+        (opening('{"error": "no fork"}'), UserError, "the sandbox loads no text: no fork"),
         (opening('{"progress": ""}', "break"), RefusedError, "ended with status 0 during 'open'"),
     ],
 )
@@ -394,7 +394,7 @@ def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch: pytest.Monkey
         first = room(1 << 10)
         with pytest.raises(RefusedError, match=r"needs 32,768 MB for the arrays of its calls and their scratch; "):
             room(1 << 33)
-        monkeypatch.setattr(remote, "available_bytes", lambda: 1 << 20)
+        monkeypatch.setattr("cpuopt.lab.remote.available_bytes", lambda: 1 << 20)
         with pytest.raises(RefusedError, match="expected up to 1 MB"):
             room(1 << 28)
         assert len(room(1 << 10)) == len(first)
