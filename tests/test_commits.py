@@ -290,3 +290,8 @@ def test_a_wrong_number_of_percent_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         cli.main(["gate", "--base", "main", "--slower", text])
     assert verb.percent("2.5") == 2.5
+
+
+def test_a_gate_that_would_compare_nothing_is_refused(capsys):
+    assert cli.main(["gate", "--base", "HEAD", "--only", "gelu_forwrd"]) == 2
+    assert "--only 'gelu_forwrd': no kernel has such a name" in capsys.readouterr().err

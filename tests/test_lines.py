@@ -304,7 +304,9 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     assert {r["op"] for r in ranked} < {r["op"] for r in before}
     assert [r["gain"] for r in ranked] == pytest.approx([2.0] * len(ranked))
     assert cli.main(["kernels", "--headroom"]) == 0
-    assert f"Next: cpuopt new-kernel {before[0]['op']}; cpuopt lab" in " ".join(capsys.readouterr().out.split())
+    op, size = before[0]["op"], [content["profile"][name] for name in ("model", "B", "T")]
+    then = f"Next: cpuopt new-kernel {op}; cpuopt lab {op}.py --model {size[0]} -B {size[1]} -T {size[2]}"
+    assert then in " ".join(capsys.readouterr().out.split())
 
 
 def test_headroom_without_a_profile_says_what_to_run(here, capsys):

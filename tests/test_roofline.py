@@ -103,7 +103,16 @@ def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None, types=("float32",
 def told(mfu, ops, layers=()):
     """What is said of a profile."""
     return profiles.words(
-        SimpleNamespace(step_ms={"mean": 200.0}, mfu=mfu, threads=2, ops=ops, layers=[*layers] or LAYERS)
+        SimpleNamespace(
+            step_ms={"mean": 200.0},
+            mfu=mfu,
+            threads=2,
+            ops=ops,
+            layers=[*layers] or LAYERS,
+            model="gpt2-tiny",
+            B=2,
+            T=8,
+        )
     )
 
 
@@ -120,7 +129,7 @@ def test_words():
         "A step takes 200 ms, 60 % of the FMA peak of 2 threads (MFU). matmul is 75 % of it, at 86 % of its roof. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 38.0 ms above the L3 roof (5 % of it). "
         "Threads wait most in gelu_forward: the slowest takes 1.50 times the mean. "
-        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py"
+        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py --model gpt2-tiny -B 2 -T 8"
     )
     assert told(None, [row("Matmul Forward", 150, None)]) == "A step takes 200 ms. matmul is 75 % of it."
     assert told(60.0, [row("Matmul Forward", 150, 40, "bf16", types=("bfloat16", "float32"))]).startswith(
@@ -133,7 +142,7 @@ def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
     assert told(160.0, [row("Matmul Forward", 90, 319), row("GELU Forward", 40, 5, "L3")], layers) == (
         "A step takes 200 ms. matmul is 45 % of it. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it). "
-        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py"
+        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py --model gpt2-tiny -B 2 -T 8"
     )
     assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 

@@ -182,9 +182,9 @@ class KernelFacts:
         self.lines, self.refusals = text.splitlines(), refusals
         self.parallel, self.call = parallel, call
         self.loops = [v for v in loops if v.lines]
-        tree = ast.Module([], [])
+        self.tree = tree = ast.Module([], [])
         with suppress(SyntaxError):  # of a file that was saved again
-            tree = ast.parse(text)
+            self.tree = tree = ast.parse(text)
         found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
         self.node = next((n for n in found if first in (n.lineno, *(d.lineno for d in n.decorator_list))), None)
         self.names: dict[str, Any] = {}
@@ -372,7 +372,7 @@ def called(f: KernelFacts) -> Iterator[Finding]:
     for loop in f.loops:
         for name in () if loop.branches else sorted({c for c in loop.calls if LIBM.match(c)}):
             plain, node = name.removesuffix("f"), f.around(loop) or f.node
-            calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)] if node else []
+            calls = [n for n in (*ast.walk(node or f.tree), *ast.walk(f.tree)) if isinstance(n, ast.Call)]
             line = next((n.lineno for n in calls if last_name(n.func) == plain), loop.lines[-1])
             tries = f"use cpuopt.kernels.toolkit.fastmath.{plain}, which is inlined" if plain in OWN else ""
             elements = max(map(prod, f.call.shapes.values()), default=0) if f.call else 0
@@ -500,7 +500,7 @@ def started(f: KernelFacts) -> Iterator[Finding]:
     top, alone = f.parallel_loops, f.call.least_ns * f.call.threads / SLOW
     if f.node and top and all(n in f.node.body for n in top) and 0 < alone < f.call.start_ns / 2:
         seen = f"starts {f.call.threads} threads, which takes {f.call.start_ns / 1e3:.2g} us, for work that takes one "
-        seen += f"{alone / 1e3:.2g} us at a quarter of the roof"
+        seen += f"thread {alone / 1e3:.2g} us at a quarter of the roof"
         yield Finding(top[0].lineno, seen, f.call.ns / alone)
 
 
@@ -527,7 +527,7 @@ def widened(f: KernelFacts) -> Iterator[Finding]:
         made = Doubles(f.types, {**f.constants, "np": np}, f.node).made
         inner = {i.line for loop in f.loops for i in loop.code if i.double}
         if found := sorted(set(made) & inner):
-            yield Finding(found[0], "computes in float64, since a number in it is one", 2.0)
+            yield Finding(found[0], "computes in float64, since a number or a result in it is one", 2.0)
 
 
 @dataclass(frozen=True)
@@ -617,7 +617,7 @@ RULES = (
         "an innermost loop walks down a column",
         strided,
         "the floats of a vector, times 3 for the second-level cache",
-        "exchange the loops, so that the innermost one runs along the last axis",
+        "exchange the loops inside of prange, so that the innermost one runs along the last axis",
     ),
     AdviceRule(
         "T01",
@@ -645,7 +645,7 @@ RULES = (
         "an innermost loop computes in float64",
         widened,
         "the floats that a vector holds",
-        "write np.float32(...) around its numbers, outside of the function",
+        "write np.float32(...) around its numbers, outside of the function, and around such results",
     ),
 )
 

@@ -16,7 +16,7 @@ from ..check.cases import Case, calls_alike, elements
 from ..check.gate import judge_itself
 from ..check.memory import rooms
 from ..check.result import RIGHT, exit_status
-from ..errors import UNCHECKED, RefusedError
+from ..errors import UNCHECKED, RefusedError, UserError
 from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import to_json
 from ..kernels.registry import BASE
@@ -25,6 +25,7 @@ from ..ops.declaration import Op
 from ..ops.storage import WIDE
 from ..program.program import Call
 from ..train.job import Settings, build_only
+from . import commit_worker
 from .ab import case_at, op_named, usual_sizes
 from .commits import PACKAGE, CommitPair, Say, commit_of, differences, extract, git, repository
 from .peers.plan import parse_sizes
@@ -70,8 +71,10 @@ def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
     Raises
     ------
     UserError
-        If git or a commit is missing, or a commit is too old.
+        If git or a commit is missing, a commit is too old, or no kernel has a name to compare.
     """
+    if not commit_worker.typed(plan.only):
+        raise UserError(f"--only {plan.only!r}: no kernel has such a name; expected a glob, as in 'gelu*'")
     say("reading commits")
     names = {plan.base: commit_of(plan.base, f"--base {plan.base!r}")}
     head = plan.head or WORKTREE

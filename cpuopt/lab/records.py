@@ -401,7 +401,8 @@ def headroom(found: Sequence[Entry], here: str) -> dict[str, Any]:
         of_roof = 100 * (1 - above / ms) if all(fits(r.of_roof) for r in layers) else None
         gain = naive[-1] / ms if naive and ms and variant != "vanilla" else None
         rows.append({"op": op, "variant": variant, "ms": ms, "above_ms": above, "of_roof": of_roof, "gain": gain})
-    return {"run": e.path.name, "what": e.what, "headroom": rows}
+    sizes = {name: getattr(profile_in(e), name) for name in ("model", "B", "T")}
+    return {"run": e.path.name, "what": e.what, **sizes, "headroom": rows}
 
 
 def comparisons(e: Entry) -> list[dict[str, Any]]:

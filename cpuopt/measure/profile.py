@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -370,7 +371,7 @@ def words(p: Profile) -> str:
         where, excess, at, roof = most_above_roof(p.layers)
         text += f". Furthest above its bound is {where}: {excess:,.{1 if excess >= 1 else 3}f} ms above the {roof} roof"
         text += f" ({at:.0f} % of it)"
-        then = f" Next: {next_commands(where.partition(' ')[0])}"
+        then = f" Next: {next_commands(where.partition(' ')[0], p.model, p.B, p.T)}"
         uneven = max(rows, key=lambda r: ((r.imbalance or 1) - 1) * r.ms)
         if (uneven.imbalance or 1) > 1.1:
             op = uneven.kernels[0].partition("[")[0]
@@ -378,9 +379,9 @@ def words(p: Profile) -> str:
     return f"{text}.{then}"
 
 
-def next_commands(op: str) -> str:
-    """Return the commands that write a kernel of an op to start from, and measure it on each save."""
-    return f"cpuopt new-kernel {op}; cpuopt lab {op}.py"
+def next_commands(op: str, model: str, B: int, T: int) -> str:
+    """Return the commands that write a kernel of an op to start from, and measure it at the sizes of a step."""
+    return f"cpuopt new-kernel {op}; cpuopt lab {op}.py --model {quote(model)} -B {B} -T {T}"
 
 
 def most_above_roof(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]:

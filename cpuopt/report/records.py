@@ -48,7 +48,8 @@ def headroom(found: Mapping[str, Any]) -> list[RenderableType]:
         gain = "" if r["gain"] is None else f"{r['gain']:.1f}x"
         table.add_row(r["op"], r["variant"], four(r["ms"]), four(r["above_ms"]), share(r["of_roof"]), gain)
     table.caption = f"ms of a step, of {one_line(found['run'])}: {one_line(found['what'])}"
-    return [table, *(Text(f"Next: {next_commands(r['op'])}") for r in found["headroom"][:1])]
+    sizes = [found[name] for name in ("model", "B", "T")]
+    return [table, *(Text(f"Next: {next_commands(r['op'], *sizes)}") for r in found["headroom"][:1])]
 
 
 def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
