@@ -250,6 +250,13 @@ def test_a_rule_on_the_text_finds_its_kernel_and_not_the_twin(rule):
     assert shown(rule, advise(facts(rule, 1)[1])) == []
 
 
+@pytest.mark.parametrize("index", ["[i, :]", "[i, ...]"])
+def test_a_row_is_no_column(index):
+    text = f"def softmax_forward(out, inp):\n    for i in range(inp.shape[0]):\n        f(out{index}, inp{index})\n"
+    call = CallTime({"out": (4096, 1024), "inp": (4096, 1024)}, 1, 1e9, 1.0)
+    assert advise(KernelFacts(ops.ALL["softmax_forward"], text, 1, [], {}, False, call)) == []
+
+
 def test_a_gain_is_not_more_than_the_roof_allows():
     found = facts("M05", 0)[1]
     assert shown("M05", advise(found))[0].gain == 3 * LANES

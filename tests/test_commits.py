@@ -12,7 +12,7 @@ import cpuopt
 from cpuopt import cli
 from cpuopt.cli import gate as verb
 from cpuopt.errors import UNCHECKED, UserError
-from cpuopt.lab import commits, gate
+from cpuopt.lab import commit_worker, commits, gate
 from cpuopt.lab.commits import Difference, KernelSource
 from cpuopt.report import gate as report
 
@@ -131,6 +131,8 @@ def test_a_commit_that_is_too_old_is_refused_with_its_reason(here, tmp_path, cap
         (["base:vanilla", "-x:vanilla"], "'-x:vanilla': git knows no commit '-x'"),
         (["base:", "base:vanilla"], "'base:': expected REV:VARIANT or REV:FILE.py"),
         (["base:mine.pyx", "base:vanilla"], "'base:mine.pyx': expected REV:VARIANT or REV:FILE.py"),
+        (["base:/mine.py", "vanilla"], "'base:/mine.py': expected a file of the commit"),
+        (["base:x/../../mine.py", "vanilla"], "expected a file of the commit, by its path from the top"),
         (["base:vanilla", "vanilla", "--in-step"], "they are compared alone; leave --in-step out"),
     ],
 )
@@ -252,6 +254,16 @@ def test_a_result_is_kept_and_a_slower_kernel_is_measured_again(differing):
     assert gate.run(other)["status"] == 0
 
 
+def test_what_was_timed_is_what_was_found_to_differ(differing):
+    """The working tree changed between the digests and the comparison, so nothing is kept."""
+    plan = gate.GatePlan("base", "renamed")
+    differing += [row("no difference shown") | {"codes": ["old", "other"]}, row("no difference shown")]
+    found = gate.run(plan)
+    assert (found["status"], found["rows"][0]["verdict"]) == (3, UNCHECKED)
+    assert gate.run(plan)["status"] == 0
+    assert differing == []
+
+
 def test_a_noisy_machine_fails_nothing_and_is_not_kept(differing):
     plan = gate.GatePlan("base", "renamed")
     differing += [row("inconclusive", 0.8, 1.4)] * 2
@@ -275,7 +287,7 @@ def test_slower_beside_other_processes_is_no_verdict(here, monkeypatch):
 
         def ask(self, do, **request):
             more = {"cases": [{"a_ns": 1e6, "b_ns": 2e6}], "doubts": ["other processes used 0.90 cores meanwhile"]}
-            return {**row("slower", 1.1, 1.2), "why": "", **more}
+            return {**row("slower", 1.1, 1.2), "why": "", "codes": {"a": "old", "b": "new"}, **more}
 
     monkeypatch.setattr(gate, "CommitPair", Pair)
     op = commits.op_named("gelu_forward")
@@ -295,3 +307,16 @@ def test_a_wrong_number_of_percent_is_refused(text, capsys):
 def test_a_gate_that_would_compare_nothing_is_refused(capsys):
     assert cli.main(["gate", "--base", "HEAD", "--only", "gelu_forwrd"]) == 2
     assert "--only 'gelu_forwrd': no kernel has such a name" in capsys.readouterr().err
+
+
+def test_a_kernel_is_named_as_it_is_printed():
+    assert [*commit_worker.typed("gelu_forward[vanilla]")] == ["gelu_forward[vanilla]"]
+    assert len(commit_worker.typed("gelu_forward[[]vanilla*")) == 0
+    assert len(commit_worker.typed("gelu_forward[vanilla]*")) > 1
+
+
+def test_a_repository_of_something_else_is_no_pass(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="is no checkout of cpuopt: it has no folder cpuopt/kernels; run it in one"):
+        gate.run(gate.GatePlan("HEAD"))

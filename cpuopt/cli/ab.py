@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
     from ..isolate.child import Child
+    from ..isolate.process import ended_by_sigterm
     from ..lab import checked, commits, worker
     from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         if of_commits
         else Child(worker.__name__, args.kernels, *more)
     )
-    with child, console.saying() as say:
+    with ended_by_sigterm(), child, console.saying() as say:
         known_op("ab", args.op, (k["op"] for k in child.start()))
         given = [(args.model, size["B"], size["T"], child.kernels, args.dtype) for _, size, _ in jobs if size]
         every = [job for of in given for job in checked.jobs_at(*of)]

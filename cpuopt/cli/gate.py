@@ -51,12 +51,13 @@ def run(args: argparse.Namespace) -> int:
     threads = args.threads or common.cores()
     start_numba(threads)
     common.check_targets(args)
+    from ..isolate.process import ended_by_sigterm
     from ..lab import gate
     from ..report import console
     from ..report import gate as report
 
     more = {"only": args.only, "rounds": args.rounds, "limit_s": args.limit, "seed": args.seed}
-    with console.saying() as say:
+    with ended_by_sigterm(), console.saying() as say:
         found = gate.run(gate.GatePlan(args.base, args.head, args.slower, threads, **more), say)
     if args.markdown:
         write_whole(args.markdown, [report.markdown(found).encode("utf-8", "replace")])

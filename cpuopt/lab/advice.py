@@ -179,7 +179,7 @@ class KernelFacts:
         parallel: bool,
         call: CallTime | None = None,
     ) -> None:
-        self.lines, self.refusals = text.splitlines(), refusals
+        self.lines, self.refusals = re.split("\r\n?|\n", text), refusals
         self.parallel, self.call = parallel, call
         self.loops = [v for v in loops if v.lines]
         self.tree = tree = ast.Module([], [])
@@ -436,10 +436,15 @@ def columns(f: KernelFacts) -> Iterator[tuple[int, str, int | None]]:
             if name not in f.params or not isinstance(index, ast.Tuple):
                 continue
             *rows, last = index.elts
+            shape = f.call.shapes.get(name) if f.call else None
+            whole = any(
+                isinstance(e, ast.Slice) or (isinstance(e, ast.Constant) and e.value is ...) for e in index.elts
+            )
+            if whole or (shape and len(shape) > len(index.elts)):  # rows
+                continue
             if mentions(last, v) or not any(isinstance(e, ast.Name) and e.id == v for e in rows):
                 continue
             at = next(k for k, e in enumerate(rows) if isinstance(e, ast.Name) and e.id == v)
-            shape = f.call.shapes.get(name) if f.call else None
             stride = prod(shape[at + 1 :]) * 4 if shape else None
             yield loop.lineno, f"{name}[{ast.unparse(index).strip('()')}]", stride
 

@@ -125,8 +125,8 @@ class Served:
 
 
 def typed(only: str = "*") -> dict[str, Kernel]:
-    """Return every kernel of the package in every type, by its name, if the name matches a glob."""
-    found = {}
+    """Return every kernel of the package in every type, by its name, if the name matches a glob; ``[`` is a letter."""
+    found, only = {}, only.replace("[", "[[]")
     for (op, _), k in KERNELS.items():
         for types in [{}, *other_types(ops.ALL[op])]:
             name = " ".join([k.name, *(f"{n}:{t}" for n, t in types.items())])

@@ -83,8 +83,11 @@ def commit_of(rev: str, what: str) -> str:
 def extract(commit: str, folder: Path, what: str, *paths: str) -> Path:
     """Write the files of a commit into a folder, and return it; with paths, those files alone."""
     content = git("-C", str(repository(what)), "archive", "--format=tar", commit, *paths, what=what)
-    with tarfile.open(fileobj=BytesIO(content)) as files:
-        files.extractall(folder, filter="data")
+    try:
+        with tarfile.open(fileobj=BytesIO(content)) as files:
+            files.extractall(folder, filter="data")
+    except tarfile.TarError as e:
+        raise UserError(f"{what}: the files of commit {commit[:12]} cannot be written to a folder: {e}") from e
     return folder
 
 
@@ -106,6 +109,8 @@ class KernelSource:
         file, dot, variant = rest.partition(".py")
         if not rest or not rev or (dot and variant[:1] not in ("", ":")):
             raise UserError(f"{text!r}: expected REV:VARIANT or REV:FILE.py, as in main:optimized")
+        if dot and (Path(file).is_absolute() or ".." in Path(file).parts):
+            raise UserError(f"{text!r}: expected a file of the commit, by its path from the top of the repository")
         return KernelSource(text, rev, file + dot, variant[1:]) if dot else KernelSource(text, rev, variant=rest)
 
 

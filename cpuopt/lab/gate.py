@@ -71,8 +71,10 @@ def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
     Raises
     ------
     UserError
-        If git or a commit is missing, a commit is too old, or no kernel has a name to compare.
+        If git or a commit is missing, a commit is too old, no kernel has a name to compare, or this is no checkout.
     """
+    if not ((top := repository("gate")) / PACKAGE / "kernels").is_dir():
+        raise UserError(f"gate: {top} is no checkout of {PACKAGE}: it has no folder {PACKAGE}/kernels; run it in one")
     if not commit_worker.typed(plan.only):
         raise UserError(f"--only {plan.only!r}: no kernel has such a name; expected a glob, as in 'gelu*'")
     say("reading commits")
@@ -120,10 +122,12 @@ def rows_of(plan: GatePlan, name: str, codes: Sequence[str], folders: Mapping[st
         row = recall(key)
         if row is None:
             row = compared(plan, op, variant, shape, folders, say)
+            if "ratio" in row and row.pop("codes", [*codes]) != [*codes]:
+                row = {"verdict": UNCHECKED, "reason": "a file changed while the gate ran; run it again"}
             if row["verdict"] != INCONCLUSIVE and "ratio" in row:
                 write_entry(cache_folder("gate") / f"{key}.json", json.dumps(to_json(row)).encode(), durable=False)
         rows.append(head | row)
-        if "ratio" not in row:
+        if "ratio" not in row and row["verdict"] != RIGHT:
             break
     return rows
 
@@ -156,6 +160,7 @@ def measured(plan: GatePlan, op: Op, variant: str, shape: Case, folders: Mapping
             return {"verdict": RIGHT, "reason": f"not compared, because the older kernel is refused: {e}"}
         return {"verdict": e.word, "reason": str(e)}
     row = {name: found[name] for name in ("verdict", "ratio", "control", "level")}
+    row["codes"] = [*found["codes"].values()]
     row |= {f"{side}_ms": found["cases"][0][f"{side}_ns"] / 1e6 for side in "ab"}  # of one call
     if found["doubts"] and row["verdict"] in DIFFERENT:
         return {**row, "verdict": INCONCLUSIVE, "reason": f"the machine is busy: {found['doubts'][0]}"}
