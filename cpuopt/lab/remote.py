@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..check.cases import Array, Case
+from ..check.cases import Array
 from ..check.result import Result
 from ..errors import CHEATING, RefusedError, UserError
 from ..kernels.registry import Kernel, Scratch
@@ -185,20 +185,12 @@ class AloneRemote(Alone):
 
     trial_s = TRIAL_S
 
-    def __init__(
-        self,
-        kernels: Sequence[Kernel],
-        shape: Case,
-        seed: int,
-        flush: bool = False,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        **more: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **more: Any) -> None:
         self.calm = self.trials_disturbed = 0
         self.took: dict[str, list[float]] = {"A": [], "B": []}
         self.rounds_disturbed: list[bool] = []
         self.now: tuple[int, str, str] | None = None
-        super().__init__(kernels, shape, seed, flush, clock, **more)
+        super().__init__(*args, **more)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments; return the ns by the clock of its process."""

@@ -129,7 +129,9 @@ def test_what_is_wrong_only_where_it_is_timed_is_found(name: str, judge: Judge) 
 def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge: Judge, told: Callable[..., None]) -> None:
     """A process that tells three quarters of a time."""
     told("batch", lambda truth: {**(found := truth()), "ns": found["ns"] * 3 // 4})
-    found = judge.time(GELU, "gelu_forward", TINY)
+    for _ in range(4):  # while others use the cores, no clock is believed
+        if (found := judge.time(GELU, "gelu_forward", TINY)).verdict != "inconclusive":
+            break
     assert found.verdict == "cheating"
     assert "told times that the judge's clock does not confirm" in found.reason
 
