@@ -20,6 +20,7 @@ CHANGES = {
     "renamed": ("cpuopt/kernels/vanilla/gelu.py", "CUBIC", "CUBED"),
     "wrong": ("cpuopt/kernels/vanilla/gelu.py", "out[i] = HALF * x", "out[i] = x"),
     "redeclared": ("cpuopt/ops/declaration.py", 'EPS = scalar("eps", low=1e-4', 'EPS = scalar("eps", low=2e-4'),
+    "roomy": ("cpuopt/kernels/optimized/sumsq.py", '"] // CHUNK + 1', '"] // CHUNK + 2'),
     "docs": ("README.md", "a word", "another word"),
     "old": ("cpuopt/building.py", "def set_threads", "def threads_set"),
     "filed": ("mine.py", "* x * x", "* x * x * x"),
@@ -121,7 +122,7 @@ def test_a_commit_that_is_too_old_is_refused_with_its_reason(here, tmp_path, cap
     assert ab(tmp_path, "gelu_forward", "old:vanilla", "vanilla") == 2
     line = error(capsys)
     assert "old:vanilla: ended with status 1 during 'ready': ImportError: cannot import name 'set_threads'" in line
-    assert f"compares with commits from {commits.OLDEST} on" in line
+    assert f"a commit from before {commits.OLDEST} cannot be compared" in line
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,14 @@ def test_a_constant_that_is_renamed_has_the_same_code(here, capsys, monkeypatch)
     assert found["kernels"] >= 3
 
 
+def test_scratch_of_another_length_is_a_difference(here, capsys, monkeypatch):
+    monkeypatch.setattr(gate, "measured", lambda *args: {"verdict": "right", "reason": "not timed"})
+    assert cli.main(["gate", "--base", "base", "--head", "roomy", "--only", "sumsq*", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["rows"]
+    assert {(row["op"], row["variant"], row["why"]) for row in found} == {("sumsq", "optimized", "declaration")}
+    assert len({code.split("-")[0] for row in found for code in row["codes"]}) == 1
+
+
 def test_a_kernel_that_is_wrong_fails_the_gate(here, capsys, tmp_path):
     flags = ["--base", "base", "--head", "wrong", "--only", "gelu_forward?vanilla?", "--markdown", "gate.md"]
     flags[-1] = str(tmp_path / "gate.md")
@@ -218,6 +227,7 @@ def test_the_status_and_the_table(rows, status, said):
     assert gate.status(rows, 2) == status
     about = {"op": "gelu_forward", "variant": "vanilla", "types": {}, "sizes": {"N": 4096}, "why": "text"}
     found = {"base": "a|b", "head": "c", "percent": 2.0, "threads": 2, "new": [], "gone": ["x"]}
+    assert report.conclusion({**found, "rows": []}).endswith("differs of those that both have")
     text = report.markdown({**found, "rows": [about | r for r in rows]})
     assert text.startswith(f"**{said}")
     assert "c against a|b, 2 threads, 1 kernel gone" in text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ SLOW = 0.25
 """The share of the roof that one thread is taken to reach, when it is compared with the start of all."""
 SPILLED, UNEVEN = 0.1, 1.25
 """From which on there is advice: the share of spills in a loop, and the busiest thread's rounds over the mean."""
+SLICED = "take a slice before the loop, as in x = inp[c0:c1], and read x[i]"
 LIBM = re.compile(r"(exp2?|expm1|log(2|10|1p)?|pow|sin|cos|tan|a?(sin|cos|tan)h?|erfc?|cbrt|fmod|hypot|[lt]gamma)f?$")
 OWN = ("exp", "exp2", "tanh")
 """Functions of the toolkit."""
@@ -58,13 +60,14 @@ MOST = 1 << 53
 FUNCTIONS: dict[str, Callable[..., Any]] = {"len": len, "min": min, "max": max, "int": int, WIDE: SINGLE_TYPE}
 FUNCTIONS |= {"int64": int, "float": float, "float64": float, "sqrt": np.sqrt, "log": np.log}
 
-ARITHMETIC = r"v?(add|sub|mul|div|sqrt|fn?m(add|sub))\w*[ps]s$"
+ARITHMETIC = r"v?(add|sub|mul|div|sqrt|max|min|fn?m(add|sub))\w*[ps]s$"
 DEPENDENT = r"unsafe dependent memory|identify array bounds|[Mm]emory"
+INNERMOST = "make a loop over independent elements the innermost one"
 REASONS = (
     (
         r"identified as reduction|phi",
         "a round needs the value of the round before it",
-        "make a loop over independent elements the innermost one",
+        f"{INNERMOST}, or keep a vector of results with cpuopt.kernels.toolkit.lanes",
     ),
     (
         r"number of loop iterations|control flow|early exit|loop exit",
@@ -188,22 +191,23 @@ class KernelFacts:
         found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
         self.node = next((n for n in found if first in (n.lineno, *(d.lineno for d in n.decorator_list))), None)
         self.names: dict[str, Any] = {}
-        self._assign(tree.body)
+        scopes = [n for n in found if self.node and n is not self.node and self.node in ast.walk(n)]
+        outer, inner = bindings(tree), [bindings(n) for n in (*scopes, *([self.node] if self.node else []))]
+        self._assign(tree.body, [name for name, n in outer.items() if n == 1 and not any(name in b for b in inner)])
         shapes = call.shapes if call else {}
         self.types = {a.name: INT if a.dtype.startswith("int") else a.dtype for a in (op.args if op else ())}
         self.types |= {f"{name}_add": INT for name in self.types}
         self.constants = dict(self.names)
         self.names |= {name: np.broadcast_to(SINGLE_TYPE(0), shape) for name, shape in shapes.items()}
         if self.node:
-            stored = [n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-            self.names = {k: x for k, x in self.names.items() if k not in stored}
-            self._assign(self.node.body, [n for n in stored if stored.count(n) == 1])
+            self.names = {name: x for name, x in self.names.items() if inner[-1][name] < 2}
+            self._assign(self.node.body, [name for name, n in inner[-1].items() if n == 1])
         self.params = {a.arg for a in self.node.args.args} if self.node else set[str]()
         self.fors = [n for n in ast.walk(self.node) if isinstance(n, ast.For)] if self.node else []
         self.every = [n for n in ast.walk(tree) if isinstance(n, ast.For)]
 
-    def _assign(self, body: Sequence[ast.stmt], only: Sequence[str] | None = None) -> None:
-        """Evaluate the assignments of a block that can be evaluated."""
+    def _assign(self, body: Sequence[ast.stmt], only: Sequence[str]) -> None:
+        """Evaluate those assignments of a block to some names that can be evaluated."""
         for s in body:
             if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name | ast.Tuple):
                 target, x = s.targets[0], self.value(s.value)
@@ -212,7 +216,7 @@ class KernelFacts:
                     values = x if isinstance(x, tuple) else [None] * len(target.elts)
                     pairs = [*zip(target.elts, values, strict=False)]
                 for name, value in pairs:
-                    if isinstance(name, ast.Name) and value is not None and (only is None or name.id in only):
+                    if isinstance(name, ast.Name) and value is not None and name.id in only:
                         self.names[name.id] = value
 
     def value(self, e: ast.expr) -> Any:
@@ -265,6 +269,24 @@ class KernelFacts:
         """Return LLVM's reason not to vectorize a loop; empty if it is not known."""
         found = {self.refusals[p] for p in loop.places if p in self.refusals}
         return found.pop() if len(found) == 1 else min(found, key=lambda x: not re.search(DEPENDENT, x), default="")
+
+
+def bindings(scope: ast.AST) -> Counter[str]:
+    """Count how often each name is bound in a module or a function, with its parameters, without functions in it."""
+    found, left = Counter[str](), [*ast.iter_child_nodes(scope)]
+    while left:
+        match n := left.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found[name] += 1
+                continue
+            case ast.Lambda():
+                continue
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                found[name] += 1
+            case ast.alias(name=name, asname=other):
+                found[(other or name).partition(".")[0]] += 1
+        left += ast.iter_child_nodes(n)
+    return found
 
 
 def inside(n: ast.For, m: ast.For) -> bool:
@@ -323,7 +345,7 @@ def dependent(loop: ast.For | None) -> tuple[str, str]:
         return seen, "sum in a local variable, and store it after the loop"
     parts = [(n, p) for n, i in (*written, *read) if n in both for p in getattr(i, "elts", [i])]
     if len({(n, ast.unparse(p)) for n, p in parts if mentions(p, v)}) > len(both):
-        return f"{seen}, and a round needs the round before it", REASONS[0][2]
+        return f"{seen}, and a round needs the round before it", INNERMOST
     return seen, "keep the state in a local array"
 
 
@@ -350,8 +372,36 @@ def gathered(f: KernelFacts) -> Iterator[Finding]:
     for loop in f.loops:
         found = [i for i in loop.code if i.line and re.match(r"vp?gather", i.opcode)]
         single = [i for i in loop.code if i.line and i.load and i.opcode in ("vinsertps", "insertps", "vpinsrd")]
-        if found or len(single) >= FEW_TRIPS:
-            yield Finding((found or single)[0].line, "reads elements that are not neighbours into a vector", LANES)
+        if found or (
+            len(single) >= FEW_TRIPS and not loop.calls
+        ):  # results of a call for each element are collected too
+            line = (found or single)[0].line
+            if wraps := shifted(f.around(loop), line):
+                seen, tries = (
+                    f"reads {wraps} element by element, since an index below 0 would count from the end",
+                    SLICED,
+                )
+            else:
+                seen, tries = "reads elements that are not neighbours into a vector", ""
+            yield Finding(line, seen, LANES, tries)
+
+
+def shifted(loop: ast.For | None, line: int) -> str:
+    """Return what a line reads at indices that may be below 0 for the compiler; empty if it reads anything else."""
+    v = variable(loop) if loop else ""
+    if not loop or not v:
+        return ""
+    begins_at_0 = isinstance(loop.iter, ast.Call) and len(loop.iter.args) == 1
+    read = [n for n in ast.walk(loop) if isinstance(n, ast.Subscript) and n.lineno == line and mentions(n.slice, v)]
+    for n in read:
+        match getattr(n.slice, "elts", [n.slice])[-1]:
+            case ast.Name(id=name) if name == v and not begins_at_0:
+                continue
+            case ast.BinOp(left=x, op=ast.Add() | ast.Sub(), right=y) if v in (ast.unparse(x), ast.unparse(y)):
+                if not (mentions(x, v) and mentions(y, v)):
+                    continue
+        return ""
+    return ", ".join(dict.fromkeys(map(ast.unparse, read)))
 
 
 def divided(f: KernelFacts) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ the protocol are of one commit: that of the package which compares.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 
 from cpuopt import kernels, ops
 from cpuopt.building import set_threads
-from cpuopt.check.cases import other_types
+from cpuopt.check.cases import cases, other_types
 from cpuopt.isolate.serve import Say, serve
 from cpuopt.kernels import roofs
 from cpuopt.kernels.compile import cache, dependencies, jit
@@ -65,7 +66,7 @@ class Served:
             "variant": variant,
             "scratch": [(s.name, s.dtype) for s in found.scratch],
             **{name: getattr(found, name) for name in ("where", "same_bits", "narrow", "skips")},
-            "code": jit.code_digest(found),
+            "code": identity(found),
             "source": cache.digest(found.function),
             "declared": {a.name: [str(getattr(a, name)) for name in DECLARED] for a in found.op.args},
         }
@@ -149,6 +150,8 @@ def sources(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         function: Any = k.function
         options = {n: sorted(x) if isinstance(x, set) else x for n, x in function.targetoptions.items()}
         parts = {"all": f"{digest(function)} {jit.signature_of(k)}", "options": repr(sorted(options.items()))}
+        parts["declaration"] = declaration(k)
+        parts["all"] += parts["declaration"]
         parts["text"] = dependencies.Walk(function.py_func.__code__).digest
         for unit in dependencies.Walk(function).units:
             if unit is not function:
@@ -163,7 +166,27 @@ def code(request: Mapping[str, Any], say: Say) -> dict[str, str]:
     say(f"compiling {request['name']}")
     kernel = typed()[request["name"]]
     kernel.compile()
-    return {"code": jit.code_digest(kernel)}
+    return {"code": identity(kernel)}
+
+
+def identity(kernel: Kernel) -> str:
+    """Return the digest of a kernel's machine code, and that of its declaration."""
+    return f"{jit.code_digest(kernel)}-{hashlib.sha256(declaration(kernel).encode()).hexdigest()[:8]}"
+
+
+def declaration(kernel: Kernel) -> str:
+    """Describe what a kernel declares beside its code: flags, and the length of its scratch at many sizes."""
+    flags = {name: getattr(kernel, name) for name in ("same_bits", "narrow", "skips")}
+    sizes = [c.sizes for c in cases(kernel.op, kernel.skips)]
+    sizes += [{name: 64 * n for name, n in s.items()} for s in sizes]
+    lengths: list[int | str] = []
+    for part in kernel.scratch:
+        for x in sizes:
+            try:
+                lengths.append(part.elements(x))
+            except Exception as e:  # of a user's function
+                lengths.append(repr(e))
+    return repr((flags, [(part.name, part.dtype) for part in kernel.scratch], lengths))
 
 
 if __name__ == "__main__":

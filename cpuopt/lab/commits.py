@@ -164,11 +164,12 @@ class Tree:
             return self.worker.ask(do, **({"kernel": int(function.side)} if function else {}), **more)
         except EndedError as e:
             if not self.ready:
-                raise UserError(f"{e}; this version compares with commits from {OLDEST} on") from e
+                old = "" if isinstance(e, LateError) else f"; a commit from before {OLDEST} cannot be compared"
+                raise UserError(f"{e}{old}") from e
             raise RefusedError(str(e), UNCHECKED if isinstance(e, LateError) else WRONG) from e
 
     def codes(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the digest of the machine code of each of some kernels, as `Difference` names them."""
+        """Return the digests of the machine code and the declaration of some kernels, as `Difference` names them."""
         return [(name, str(self.ask("code", name=name)["code"])) for name in names]
 
     def kernel(self, source: KernelSource, folder: Path, op: Op, types: Mapping[str, str]) -> Kernel:
@@ -241,7 +242,7 @@ class Difference:
     ----------
     count : the number of kernels that both have.
     sources : for each whose sources differ, which ones do.
-    codes : for each whose machine code differs, its digests.
+    codes : for each whose machine code or declaration differs, its digests.
     gone, new : those of one tree alone.
     """
 
@@ -257,6 +258,7 @@ def differences(
     only: str = "*",
     environment: Mapping[str, str] | None = None,
     say: Say = lambda text: None,
+    limit_s: float = 1800.0,
 ) -> Difference:
     """Compare the machine code of all kernels of two trees; those whose sources differ are compiled.
 
@@ -264,11 +266,12 @@ def differences(
     ----------
     folders : of both trees, by a name for errors.
     only : a glob of the names of kernels.
-    environment : as `Tree` takes it.
+    environment, limit_s : as `Tree` takes them.
     """
     with ExitStack() as stack:
         count = max(1, cores() // 2)
-        trees = [[Tree(n, f, say=say, environment=environment) for _ in range(count)] for n, f in folders.items()]
+        more: dict[str, Any] = {"limit_s": limit_s, "say": say, "environment": environment}
+        trees = [[Tree(n, f, **more) for _ in range(count)] for n, f in folders.items()]
         for tree in chain(*trees):
             stack.callback(tree.worker.close, 0)
         pool = stack.enter_context(ThreadPoolExecutor(2 * count))  # whose threads must end before a pipe is closed

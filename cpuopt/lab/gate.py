@@ -89,7 +89,7 @@ def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
                 name: extract(commit, Path(folder) / str(i), name, PACKAGE) if commit else repository("--head")
                 for i, (name, commit) in enumerate(names.items())
             }
-            differ = differences(folders, plan.only, say=say)
+            differ = differences(folders, plan.only, say=say, limit_s=plan.limit_s)
             found |= {"kernels": differ.count, "gone": list(differ.gone), "new": list(differ.new)}
             for i, (name, codes) in enumerate(differ.codes.items(), 1):
 

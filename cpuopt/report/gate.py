@@ -63,8 +63,9 @@ def conclusion(found: Mapping[str, Any]) -> str:
     """Return the verdict on the change, in one line."""
     rows, percent = found["rows"], found["percent"]
     if not rows:
-        alone = " of those that both have; new kernels are not checked" if found["new"] else ""
-        return f"same code: no kernel's machine code differs{alone}"
+        alone = " of those that both have" * bool(found["new"] or found["gone"])
+        new = "; new kernels are not checked" * bool(found["new"])
+        return f"same code: no kernel's machine code differs{alone}{new}"
     bad = [row for row in rows if is_slower(row, percent)]
     parts = [f"{count(len(bad), 'comparison')} slower by more than {percent:g} %"] * bool(bad)
     refused = dict.fromkeys(f"{r['op']}[{r['variant']}]" for r in rows if "ratio" not in r and r["verdict"] != "right")
