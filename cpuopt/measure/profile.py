@@ -385,8 +385,9 @@ def next_commands(op: str, model: str, B: int, T: int) -> str:
 
 
 def most_above_roof(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]:
-    """Find the op, summed over all blocks, with the most ms above its roof; return name, ms, percent and roof."""
-    (op, layer), rows = headroom(layers, lambda r: (r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)))[0]
+    """Find the op with the most ms above its roof, where most of these are; return name, ms, percent and roof."""
+    of_op = headroom(layers, lambda r: (r.op, ""))[0][1]
+    (op, layer), rows = headroom(of_op, lambda r: (r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)))[0]
     ms, excess = sum(r.ms for r in rows), above_roof(rows)
     return f"{op} in {layer}", excess, 100 * (1 - excess / ms), max(rows, key=lambda r: r.ms).roof
 
