@@ -35,6 +35,8 @@ WAITING = "CPUOPT_WAITING"
 WAYS: dict[str, dict[str, str]] = {"follow": {}, "spin": {}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
 """The ways of waiting, and the variables of OpenMP's runtime that bring them about. By itself the runtime spins for
 milliseconds; threads that give up sooner are often needed just then, and a small model's step takes twice as long."""
+ORDER, ORDERS = "CPUOPT_ORDER", ("pairs", "amx")
+"""The variable for the order in which products of bfloat16 are added, and the orders (``kernels.toolkit.micro``)."""
 THEIRS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user has chosen already."""
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import to_json
+from ..machine import ORDER, require_usable, waiting
 from ..machine import cores as cores
-from ..machine import require_usable, waiting
 from ..train.settings import FLAGS, MOST_THREADS, Settings
 from ..wording import nearest
 
@@ -174,6 +174,12 @@ def show(args: argparse.Namespace, content: Any, shown: Callable[[], Sequence[Re
         print(json.dumps(to_json(content)), flush=True)
     else:
         console.show(shown())
+
+
+def use_order(order: str | None) -> None:
+    """Choose the order in which products of bfloat16 are added, before kernels are imported; None: the processor's."""
+    if order:
+        os.environ[ORDER] = order
 
 
 def start_numba(threads: int | None) -> None:

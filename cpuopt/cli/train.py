@@ -58,18 +58,20 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
     if args.dry_run and (args.resume is not None or comm.size > 1):
         raise UserError("--dry-run: plans a new run of one process; leave --resume and --ranks out")
     with Agreement(comm) as agreement:
+        from ..train import checkpoint
+
         given = settings.merged(settings.read(args.config) if args.config else {}, common.given(args))
+        resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
+        common.use_order(given.get("order") or (resume.state["settings"].get("order") if resume else None))
         threads = given.get("threads") or (rank.place.threads if rank.place else None)
         start_numba(threads)
         from ..measure import rates as machine
         from ..report import console, html
-        from ..train import checkpoint
         from ..train.forecast import roof_ms, sample
         from ..train.job import prepare, resumed
         from ..train.trainer import train
 
         given["processes"] = common.cores()
-        resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
         asked = settings.Settings(**given) if resume is None else resumed(resume, given)
         asked, default = (asked, list[str]()) if resume else ranks.shared(asked, comm.size)
         asked.check()

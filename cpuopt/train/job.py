@@ -28,8 +28,9 @@ from ..errors import UserError
 from ..files.reading import from_json
 from ..kernels import registry
 from ..kernels.compile import cache
+from ..kernels.roofs import MICRO
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import forget_peak
+from ..machine import ORDER, forget_peak
 from ..models import Config
 from ..nn.initial import initialize
 from ..ops import USUAL
@@ -252,7 +253,8 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
         there = vars(from_json(Settings, checkpoint.state["settings"], "settings"))
     except ValueError as e:
         raise wrong(f"{e}, in its state.json; take another run") from e
-    moved = {"init"} if checkpoint.frozen and there["init"] else ()  # what is there is compared, not where it lies
+    moved = {"init"} if checkpoint.frozen and there["init"] else set()  # what is there is compared, not where it lies
+    moved |= {"order"} if there["order"] is None else set()  # of a run in float32, or of an earlier version
     if checkpoint.state["settings"].get("local_steps"):
         raise wrong(
             "the run has local steps, with which this version cannot go on; start a new run from its weights with "
@@ -348,7 +350,7 @@ def prepare(
     with judging((*settings.kernels, *config.files), numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
-        settings, notes = planned(settings, config)
+        settings, notes = planned(ordered(settings), config)
         settings, corpus = with_data(settings, config, start)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
 
@@ -372,6 +374,8 @@ def prepare(
         reserved = sample_bytes(settings, config.n_params)
         engine = Engine(module, inputs, how, seed=seed, progress=progress, hint=hint, ready=ready, reserved=reserved)
     engine.dropout_seed = settings.seed
+    if settings.order and MICRO.emulated:
+        notes.append(f"products are added in the order {settings.order!r}, for which this processor has no instruction")
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *said]
     source = filled(engine, config, start, settings.init, settings.seed)
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
@@ -386,6 +390,24 @@ def prepare(
         job.guard.restore(resume.state["guard"])
     job.checked += [r.describe() for r in judge_first_step(job)]
     return job
+
+
+def ordered(settings: Settings) -> Settings:
+    """Return the settings with the order in which products of bfloat16 are added; float32 has one order.
+
+    Raises
+    ------
+    UserError
+        If kernels are imported with another one.
+    """
+    if settings.dtype != "bf16":
+        return settings
+    if settings.order not in (None, MICRO.order):
+        raise UserError(
+            f"--order {settings.order}: kernels are imported with the order {MICRO.order!r}; set {ORDER}="
+            f"{settings.order} before Python starts"
+        )
+    return replace(settings, order=MICRO.order)
 
 
 def with_data(settings: Settings, config: Config, start: Start) -> tuple[Settings, Corpus | Given | Chats]:

@@ -18,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 from .. import models
 from ..errors import UserError, optional
 from ..files.reading import from_json, parse_json, read_file
+from ..machine import ORDERS
 from ..program.tree import MOST_MICRO_BATCHES
 from ..wording import guess, nearest
 from .schedule import SCHEDULES, misfit
@@ -152,6 +153,13 @@ class Settings:
         "Storage type of the inputs of products, attention and activations: float32 or bf16. Weights that are updated, "
         "sums and states stay float32.",
         one_of(DTYPES),
+    )
+    order: str | None = setting(
+        None,
+        "Add the products of --dtype bf16 in this order: pairs, or amx, that of Intel's tiles, which is slow on other "
+        "processors. A resumed run keeps its order.",
+        one_of(ORDERS),
+        shown="the processor's",
     )
     moments: str = setting(
         "float32",
@@ -359,6 +367,8 @@ class Settings:
             raise UserError(f"--base {self.base}: all weights are trained; add --lora r=8, or --freeze PATTERN")
         if self.base == "bf16" and self.dtype != "bf16":
             raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
+        if self.order is not None and self.dtype != "bf16":
+            raise UserError(f"--order {self.order}: it is about products in bf16; add --dtype bf16, or leave it out")
         if self.weights == "bf16" != self.dtype:
             raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
         require_format(self.chat_format)

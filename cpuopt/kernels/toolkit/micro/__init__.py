@@ -16,7 +16,7 @@ adds `group` products to a sum. The order in which they are added is a property 
 
 Each product and sum is rounded to float32 once, as a fused multiply-add does. So sums have the same bits on all
 machines that compute them in the same order. Where a sum is cut into blocks, which ``blocking`` says, each block is
-summed by itself.
+summed by itself. ``CPUOPT_ORDER`` chooses the order of bfloat16, which is then emulated on machines that lack it.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class MicroKernel:
     rounds : whether elements have less precision than sums, so that a result is stored when its sum is complete.
     few, few_depth, avoids_aliases : thresholds that depend on the storage type, of ``blocking``.
     allowed : whether this process may use it, on a machine that has the features.
+    emulated : whether multiply-adds compute its order, so that it needs no features.
     chain : a function of (place, rounds) that multiplies tiles at a place again and again, for the machine's roof;
         None: multiply-adds of vectors are that.
     flops : the operations of a round of `chain`.
@@ -154,6 +155,7 @@ class MicroKernel:
     unit: int = 1
     listed: Any = None
     allowed: bool = True
+    emulated: bool = False
     chain: Any = None
     flops: int = 0
 

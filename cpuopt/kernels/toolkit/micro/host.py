@@ -1,10 +1,13 @@
 """The instruction set that kernels are compiled for."""
 
+import os
 from collections.abc import Iterable
 
 import llvmlite.binding as llvm
 import numba
 
+from ....errors import UserError
+from ....machine import ORDER, ORDERS
 from . import InstructionSet, avx2, avx512, avx512bf16, neon, plain, targets
 
 SETS = avx512bf16.AHEAD, avx512bf16.SET, avx512.SET, avx2.SET, neon.SET, plain.SET
@@ -23,6 +26,14 @@ def features() -> frozenset[str]:
     """Return the features by which instruction sets are chosen: those of ``CPUOPT_TARGET``, or those that are there."""
     target = targets.chosen()
     return target.features if target else there()
+
+
+def order() -> str:
+    """Return the order of sums that ``CPUOPT_ORDER`` asks for; empty for that of the machine."""
+    asked = os.environ.get(ORDER, "")
+    if asked not in ("", *ORDERS):
+        raise UserError(f"{ORDER}={asked}: expected {' or '.join(ORDERS)}; unset it for the order of this machine")
+    return asked
 
 
 def there() -> frozenset[str]:

@@ -12,5 +12,10 @@ def found() -> list[MicroKernel]:
     return [r for name in names for r in getattr(import_module(f".{name}", __package__), "RECORDS", ())]
 
 
-MICRO_KERNELS = {r.storage: r for r in found() if r.allowed and r.features <= host.features()}
-"""Those in use, by storage type: one of a file of its own, if there is one that can be used, else that on vectors."""
+def in_use() -> dict[str, MicroKernel]:
+    """Return those in use, by storage type: the last one that can be used, in the requested order if there is one."""
+    usable = [r for r in found() if r.allowed and (r.emulated or r.features <= host.features())]
+    return {r.storage: r for r in sorted(usable, key=lambda r: r.order == host.order())}
+
+
+MICRO_KERNELS = in_use()

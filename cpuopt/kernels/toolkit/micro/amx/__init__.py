@@ -47,6 +47,7 @@ def proved() -> proof.Proof | None:
 
 HERE = proved() is not None and proof.found().use
 """Whether products are computed by the tiles, and not by their model."""
+EMULATED = not HERE and host.order() == "amx"
 
 
 class Tiles:
@@ -246,11 +247,11 @@ TILES = replace(
     PAIRS,
     name="amx",
     features=FEATURES,
-    instruction="tdpbf16ps",
+    instruction="multiply-adds" if EMULATED else "tdpbf16ps",
     order="amx",
     lines=1,
     rows=ROWS,
-    columns=2 * SIDE,
+    columns=NR if EMULATED else 2 * SIDE,
     unit=SIDE,
     wide=multiply_of(NR // LANES),
     narrow=multiply_of(1),
@@ -258,8 +259,9 @@ TILES = replace(
     put=put_words,
     transpose=transpose,
     pack=pack_pairs_by(put_words, 1),
-    allowed=HERE or targets.chosen() is not None,  # whose order they have
-    chain=chain,
-    flops=8 * 4 * SIDE**3,
+    allowed=HERE or targets.chosen() is not None or EMULATED,  # whose order they have
+    emulated=EMULATED,
+    chain=None if EMULATED else chain,
+    flops=0 if EMULATED else 8 * 4 * SIDE**3,
 )
 RECORDS = (TILES,)

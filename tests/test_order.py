@@ -1,0 +1,102 @@
+"""The order in which products of bfloat16 are added: chosen by ``--order``, kept by a run, the same on any vectors."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cpuopt.kernels  # noqa: F401  (whose order is that of the machine)
+from cpuopt import cli
+from cpuopt.machine import ORDER
+
+SCRIPT = """
+import sys, numpy as np
+from cpuopt.check.cases import Case, arguments
+from cpuopt.kernels.registry import find
+from cpuopt.kernels.toolkit import threads
+from cpuopt.kernels.toolkit.micro.records import MICRO_KERNELS
+from cpuopt.ops.storage import TYPES
+
+print(MICRO_KERNELS["bfloat16"].order)
+for op in sys.argv[1:]:
+    types = {n: "bfloat16" for n in {"forward": ("inp", "weight"), "input": ("dout", "weight")}[op.rpartition("_")[2]]}
+    kernel = find(op, "optimized").of(types)
+    kernel.compile()
+    threads.set_threads(1)
+    for sizes in ({"BT": 37, "C": 70, "OC": 65}, {"BT": 3, "C": 600, "OC": 40}):
+        given, args = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5)), []
+        for a in kernel.op.args:
+            args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
+        work = [np.zeros(shape, TYPES[dtype].dtype) for shape, dtype in kernel.work(sizes).values()]
+        kernel.direct().function(*args, *work)
+        print(b"".join(given[a.name].tobytes() for a in kernel.op.written).hex())
+"""
+BY_VECTORS = {ORDER: "amx"}
+BY_SHORTER_VECTORS = {ORDER: "amx", "CPUOPT_TARGET": "haswell"}
+OF_THE_RECORD = {"CPUOPT_TARGET": "graniterapids"}
+
+
+def python(*words, **more):
+    environment = {k: v for k, v in os.environ.items() if k not in (ORDER, "CPUOPT_TARGET")}
+    done = subprocess.run([sys.executable, *words], env=environment | more, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "order"),
+    [(BY_VECTORS, "amx"), (BY_SHORTER_VECTORS, "amx"), ({**OF_THE_RECORD, ORDER: "pairs"}, "pairs")],
+)
+def test_the_environment_chooses(environment, order):
+    assert python("-c", SCRIPT, **environment)[:2] == (0, [order])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--order", "amx"], "--order amx: it is about products in bf16; add --dtype bf16"),
+        (["--order", "other", "--dtype", "bf16"], "--order 'other': expected one of pairs, amx"),
+        (["--order", "amx", "--dtype", "bf16"], "kernels are imported with the order 'pairs'; set CPUOPT_ORDER=amx"),
+    ],
+)
+def test_an_order_that_cannot_be_had_is_refused(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(os.environ, ORDER, "pairs")  # which the verb sets
+    assert cli.main(["train", "--model", "gpt2-tiny", "--steps", "1", "--runs", str(tmp_path / "runs"), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_an_order_has_the_same_bits_on_any_vectors():
+    ops = "matmul_forward", "matmul_backward_input"
+    found = [python("-c", SCRIPT, *ops, **e)[1] for e in (BY_VECTORS, BY_SHORTER_VECTORS, OF_THE_RECORD)]
+    assert found[0][0] == "amx"
+    assert len(found[0]) == 5
+    assert found[0] == found[1] == found[2]
+    assert found[0] != python("-c", SCRIPT, *ops)[1]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_its_order(tmp_path):
+    """Which the machine would not choose, to the same bits as in one go."""
+    runs = tmp_path / "runs"
+    train = "-m", "cpuopt", "train", "--runs", str(runs)
+    sizes = "--model", "gpt2-tiny", "--dtype", "bf16", "-B", "2", "-T", "16", "--val-every", "0", "--keep", "9"
+
+    def go(*words):
+        status, out, err = python(*train, *words, "--save-every", "2", "--json")
+        assert status == 0, err
+        folder = Path(json.loads(out[-1])["path"])
+        last = folder / "checkpoints" / "step-00000004"
+        settings = json.loads((last / "state.json").read_text())["settings"]
+        return folder, settings["order"], {p.name: p.read_bytes() for p in last.glob("*.safetensors")}
+
+    folder, order, files = go(*sizes, "--order", "amx", "--steps", "4")
+    assert order == "amx"
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    assert go("--resume", str(folder)) == (folder, "amx", files)
+    assert go(*sizes, "--steps", "4")[1:] != ("pairs", files)
+    assert python(*train, "--resume", str(folder), "--order", "pairs")[0] == 2
