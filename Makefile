@@ -75,15 +75,12 @@ test-oldest: $(VENV)-oldest/.installed ## the tests with the oldest libraries th
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt kernels --compile
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi and not arm" $(ARGS)
 
-# the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their
-# own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
+# a model of every family and GPT-2 124M against transformers, files and adapters exchanged with it and PEFT, in an
+# environment of their own; `make test-peers PEERS=/path/to/python` takes one that has these already;
 # RUN_C=/path/to/run.c compares greedy text with llama2.c's program too. llama.cpp, which pip builds from source in a
 # quarter of an hour, has an environment of its own; LLAMA_CPP=/path/to/python takes another, and LLAMA_CPP= none
 test-peers: $(VENV)/.dev $(PEERS) $(LLAMA_CPP) ## whole models beside PyTorch, transformers, PEFT and llama.cpp
-	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
-	$(BIN)/python tests/golden/compare_families.py --python $(PEERS)
-	$(BIN)/python tests/golden/exchange_transformers.py --python $(PEERS)
-	$(BIN)/python tests/golden/compare_lora.py --python $(PEERS)
+	$(BIN)/python tests/golden/compare.py --python $(PEERS) $(ARGS)
 	$(if $(LLAMA_CPP),$(BIN)/python tests/golden/compare_llama_cpp.py --python $(LLAMA_CPP))
 	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 

@@ -1,4 +1,4 @@
-"""What a user gets who names nothing: the optimized kernels, whose losses test_library.py and test_golden.py have."""
+"""What a user gets who names nothing: the optimized kernels, whose losses test_library.py and test_families.py have."""
 
 from cpuopt.train.job import Settings, build_only
 

@@ -1,6 +1,6 @@
 """Each family against values of ``transformers``: what its files say, logits, gradients, AdamW, greedy text, and back.
 
-The values are made by ``golden/transformers_families.py``; ``golden/compare_families.py`` compares whole arrays.
+``golden/make.py`` makes the values; ``golden/compare.py`` compares whole arrays.
 """
 
 import json
@@ -11,25 +11,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from golden import compare_families
-from golden.compare_families import differences, engine_of, written
-from golden.families import FAMILIES
-from golden.llama_cases import TOLERANCE, distance, summarize
+from golden.compare import batch_of, differences, engine_of, written
+from golden.families import FAMILIES, TOLERANCE, distance, kept, summarize
 
-from cpuopt import cli, models
+from cpuopt import Choice, cli, models
 from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
 from cpuopt.models.llama import Config as Llama
+from cpuopt.program.fuse import FUSIONS
 from cpuopt.weights import copy_into, open_weights
 from cpuopt.weights.gguf import ARCHITECTURES
 from cpuopt.weights.tensors import TensorFile
 
-KEPT = compare_families.kept()
+KEPT = kept()
+ROUTES = {
+    "optimized": (Choice("optimized"), tuple(FUSIONS), FAMILIES),
+    "vanilla": (Choice("vanilla"), tuple(FUSIONS), ("gpt2", "llama, llama3", "qwen2", "qwen3")),
+    "generated": (Choice("vanilla", ("*_backward*=generated",)), (), ("gpt2", "llama, llama3", "qwen2", "qwen3")),
+}
+"""Ways to compute the same: kernels, rewrites, and the models that go through them."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_it_computes_what_transformers_does(tmp_path, name):
-    assert differences(tmp_path, FAMILIES[name], *KEPT[name]) == {}
+@pytest.mark.parametrize(("route", "name"), [(route, name) for route in ROUTES for name in ROUTES[route][2]])
+def test_it_computes_what_transformers_does_with_the_same_bits_on_any_threads(tmp_path, route, name):
+    choice, fuse, _ = ROUTES[route]
+    assert differences(tmp_path, FAMILIES[name], *KEPT[name], choice, fuse) == {}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -173,8 +179,8 @@ WRONG = [
 def test_a_wrong_size_is_noticed(tmp_path, name, sizes):
     on, (about, want) = FAMILIES[name], KEPT[name]
     weights = open_weights(written(tmp_path / "there", on, about))
-    engine = engine_of(on, replace(weights, config=replace(weights.config, **sizes)), train=False)
-    engine.forward(**dict(zip(("tokens", "targets"), on.tokens(), strict=True)))
+    engine = engine_of(on, replace(weights, config=replace(weights.config, **sizes)), Choice("optimized"), train=False)
+    engine.forward(**batch_of(on))
     far = distance(summarize({"logits": engine.array(engine.program.outputs[1])})["logits"], want["logits"])
     assert far > TOLERANCE
 
@@ -182,13 +188,12 @@ def test_a_wrong_size_is_noticed(tmp_path, name, sizes):
 def test_a_sample_of_a_model_with_capped_logits_has_them(tmp_path):
     on, (about, _) = FAMILIES["gemma3, other layers"], KEPT["gemma3, other layers"]
     weights = open_weights(written(tmp_path / "there", on, about))
-    tokens, targets = on.tokens()
-    engine = engine_of(on, weights, train=False)
-    engine.forward(tokens=tokens, targets=targets)
+    engine = engine_of(on, weights, Choice("optimized"), train=False)
+    engine.forward(**batch_of(on))
     decoder = Decoder(weights.config, context=on.time, threads=1, check=False)
     copy_into(decoder.parameters(), weights)
     last = engine.array(engine.program.outputs[1])[0, -1]
-    assert np.abs(decoder.read(tokens[0].tolist()) - last).max() <= TOLERANCE * np.abs(last).max()
+    assert np.abs(decoder.read(on.tokens()[0][0].tolist()) - last).max() <= TOLERANCE * np.abs(last).max()
     assert np.abs(last).max() < weights.config.final_logit_softcapping
 
 

@@ -1,7 +1,6 @@
 """LoRA: adapters beside frozen layers, in a step, in runs and checkpoints, in the files of ``peft``, and merged.
 
-``golden/make_lora.py`` made the golden values with ``peft``; ``golden/compare_lora.py`` lets it open what is written
-here.
+``golden/make.py`` made the golden values with ``peft``; ``golden/compare.py`` lets it open what is written here.
 """
 
 import json
@@ -11,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.compare_lora import ADAMW, CASES, WHOLE, T, engine_of, golden, sized_as
-from golden.compare_lora import CASE as LLAMA
+from golden import families
+from golden.compare import adapted, adapter_losses, adapters, batch_of, hyper, weights_of
+from golden.families import ADAPTERS, CHATS
 from safetensors.numpy import load_file, save_file
+from verbs import ran, refused
 
 from cpuopt import cli, models, nn
 from cpuopt.building import BuildOptions, build
@@ -21,82 +22,59 @@ from cpuopt.data.chats import ChatBatches, load_chats
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels.registry import Choice
-from cpuopt.models import from_json, specs
+from cpuopt.models import specs
 from cpuopt.nn import Lora
 from cpuopt.program.fuse import usual
 from cpuopt.train import checkpoint
-from cpuopt.weights import merge, open_adapter, open_weights, save_weights
+from cpuopt.weights import copy_into, merge, open_adapter, open_weights, save_weights
 
-HERE = Path(__file__).parent / "golden"
-WANT = golden()
-LLAMA_CONFIG = from_json(LLAMA.config())
-
-
-def trained(case, **how):
-    """Losses of twenty steps, and the norms of the adapters after them."""
-    engine, _, batch = engine_of(case, **how)
-    losses = [engine.step(**batch, **ADAMW).loss for _ in WANT[case]["losses"]]
-    arrays = engine.parameters()
-    return losses, [np.linalg.norm(arrays[n.removeprefix("transformer.")]) for n in WANT[case]["names"]]
+WANT = adapters()
+BASE = ADAPTERS["llama"][0]
+CONFIG, PARAMS = weights_of(BASE)
+TARGETS = tuple(ADAPTERS["llama"][1]["target_modules"])
+BATCH, ADAMW = batch_of(BASE), hyper(families.ADAPTER_ADAMW)
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ADAPTERS)
 def test_twenty_steps_agree_with_peft(case, variant):
-    losses, norms = trained(case, variant=variant)
-    np.testing.assert_allclose(losses, WANT[case]["losses"], rtol=1e-5)
-    np.testing.assert_allclose(norms, WANT[case]["norms"], rtol=1e-4)
+    np.testing.assert_allclose(adapter_losses(case, variant=variant), WANT[case]["losses"], rtol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def questions():
+@pytest.mark.parametrize("name", CHATS)
+def test_twenty_steps_of_all_weights_on_chats_agree_with_transformers(name):
     """The batches of the example's questions as bytes, in the order of the lines."""
-    path = HERE.parents[1] / "examples" / "questions.jsonl"
-    data = load_chats([path], name=path.name, vocab_size=256, T=T, truncate=True)
-    return ChatBatches([[e] for e in sorted(data.of("all"), key=lambda e: e.number)], 4, T, None, False, path.name)
-
-
-def losses_of_all_weights(case, batches, variant="optimized"):
-    """Losses of twenty steps on chats in which all weights are trained."""
-    config, params = sized_as(WHOLE[case])
-    fuse = usual(variant, False)
-    engine = Engine(config.module(), specs(4, T), choice=Choice(variant), fuse=fuse, threads=1, seed=None)
-    for name, p in engine.parameters().items():
-        p[...] = params[name]
-    how = {**ADAMW, "lr": 1e-3}
-    return [engine.step(**batches.at(n), **how).loss for n in range(len(WANT["all weights"][case]))]
-
-
-@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
-@pytest.mark.parametrize("case", WHOLE)
-def test_twenty_steps_of_all_weights_on_chats_agree_with_transformers(case, variant, questions):
-    np.testing.assert_allclose(losses_of_all_weights(case, questions, variant), WANT["all weights"][case], rtol=1e-6)
+    on, path = CHATS[name], Path(__file__).parents[1] / "examples" / "questions.jsonl"
+    data = load_chats([path], name=path.name, vocab_size=256, T=on.time, truncate=True)
+    rows = [[e] for e in sorted(data.of("all"), key=lambda e: e.number)]
+    batches = ChatBatches(rows, on.batch, on.time, None, False, path.name)
+    config, params = weights_of(on)
+    how = {"choice": Choice("optimized"), "fuse": usual("optimized", False), "threads": 1, "seed": None}
+    engine = Engine(config.module(), specs(on.batch, on.time), **how)
+    for p, x in engine.parameters().items():
+        x[...] = params[p]
+    losses = [engine.step(**batches.at(n), **ADAMW | {"lr": 1e-3}).loss for n in range(families.ADAPTER_STEPS)]
+    np.testing.assert_allclose(losses, WANT["all weights"][name], rtol=1e-6)
 
 
 def test_steps_change_the_adapters_alone_and_a_frozen_weight_is_bfloat16_alone():
     plans = {}
     for dtype in ("float32", "bfloat16"):
-        engine, config, batch = engine_of("llama", dtype=dtype)
+        engine = adapted("llama", dtype=dtype)
         before = {name: p.copy() for name, p in engine.parameters().items()}
-        losses = [engine.step(**batch, **ADAMW).loss for _ in range(5)]
+        losses = [engine.step(**BATCH, **ADAMW).loss for _ in range(5)]
         np.testing.assert_allclose(losses, WANT["llama"]["losses"][:5], rtol=1e-2 if dtype == "bfloat16" else 1e-5)
         changed = {n for n, p in engine.parameters().items() if not np.array_equal(p, before[n])}
         assert changed == {n for n in before if "lora_" in n} == {p.name for p in engine.program.trained}
         plans[dtype] = sum(p.nbytes for p in engine.program.parameters if not p.trained)
         narrow = {p.name for p in engine.program.parameters if p.dtype == "bfloat16"}
-        read = {n for n in config.shapes() if "proj.weight" in n or "head" in n}
+        read = {n for n in CONFIG.shapes() if "proj.weight" in n or "head" in n}
         assert narrow == (read if dtype == "bfloat16" else set())
-    wide = sum(x.size for n, x in before.items() if n in narrow)
-    assert plans["float32"] - plans["bfloat16"] == 2 * wide
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_adapter_is_added_as_its_layer_is_computed(dtype):
-    engine, *_ = engine_of("llama", dtype=dtype)
-    ops = [c.op.name for c in engine.program.phase("forward")]
-    adapters = {p.name for p in engine.program.trained if "lora_B" in p.name}
-    assert ops.count("matmul_adapter_forward") == len(adapters) > 0
-    assert {c.args["up"].name.removesuffix(".bfloat16") for c in engine.program.calls if "up" in c.args} >= adapters
+        ops = [c.op.name for c in engine.program.phase("forward")]
+        added = {p.name for p in engine.program.trained if "lora_B" in p.name}
+        assert ops.count("matmul_adapter_forward") == len(added) > 0  # in the pass of its layer
+        assert {c.args["up"].name.removesuffix(".bfloat16") for c in engine.program.calls if "up" in c.args} >= added
+    assert plans["float32"] - plans["bfloat16"] == 2 * sum(x.size for n, x in before.items() if n in narrow)
 
 
 def test_what_a_gate_reads_is_kept_in_bfloat16_and_its_result_is_computed_again():
@@ -113,13 +91,13 @@ def test_what_a_gate_reads_is_kept_in_bfloat16_and_its_result_is_computed_again(
 
 
 def test_dropout_is_in_steps_alone_and_the_same_for_any_threads():
-    (engine, _, batch), (again, *_) = (engine_of("llama", lora=CASES["llama"] + ",dropout=0.5") for _ in range(2))
-    first = engine.step(**batch, **ADAMW).loss
-    assert engine.forward(**batch) != first
+    engine, again = (adapted("llama", Lora(4, dropout=0.5, targets=TARGETS)) for _ in range(2))
+    first = engine.step(**BATCH, **ADAMW).loss
+    assert engine.forward(**BATCH) != first
     again.threads = 2
-    assert again.step(**batch, **ADAMW).loss == first
+    assert again.step(**BATCH, **ADAMW).loss == first
     for one in (engine, again):
-        one.step(**batch, **ADAMW)
+        one.step(**BATCH, **ADAMW)
     assert all(np.array_equal(p, again.parameters()[n]) for n, p in engine.parameters().items())
 
 
@@ -160,9 +138,9 @@ def test_targets_are_layers_of_the_model():
     module = models.parse("llama-tiny").module()
     with pytest.raises(UserError, match="no linear layer is named 'c_attn'; known: all, q_proj"):
         nn.add_adapters(module, Lora(targets=("q_proj", "c_attn")))
-    layers = nn.add_adapters(LLAMA_CONFIG.module(), Lora(), LLAMA_CONFIG.head)
+    layers = nn.add_adapters(CONFIG.module(), Lora(), CONFIG.head)
     assert (len(layers), [name for name in layers if "head" in name]) == (14, [])
-    assert nn.add_adapters(LLAMA_CONFIG.module(), Lora(targets=("lm_head",)), LLAMA_CONFIG.head) == ["lm_head"]
+    assert nn.add_adapters(CONFIG.module(), Lora(targets=("lm_head",)), CONFIG.head) == ["lm_head"]
     for name in ("llama-tiny", "gpt2-tiny"):  # whose heads are the embedding; refused before any step
         with pytest.raises(UserError, match="the weight of 'lm_head' is that of another layer"):
             nn.add_adapters(models.parse(name).module(), Lora(targets=("lm_head",)))
@@ -174,21 +152,19 @@ def test_targets_are_layers_of_the_model():
 @pytest.fixture
 def base(tmp_path):
     """A directory with the base model of the golden adapter."""
-    save_weights(tmp_path / "base", LLAMA_CONFIG, LLAMA.params().__getitem__)
+    save_weights(tmp_path / "base", CONFIG, PARAMS.__getitem__)
     return tmp_path / "base"
 
 
 @pytest.fixture
 def adapter(tmp_path):
-    return Path(shutil.copytree(HERE / "lora", tmp_path / "adapter"))
+    return Path(shutil.copytree(families.HERE / "lora", tmp_path / "adapter"))
 
 
 def logits_of(weights):
-    tokens, targets = LLAMA.tokens()
-    engine = Engine(weights.config.module(), specs(*tokens.shape), threads=1, seed=None, train=False)
-    for name, p in engine.parameters().items():
-        p[...] = weights.read(name)
-    engine.forward(tokens=tokens, targets=targets)
+    engine = Engine(CONFIG.module(), specs(*BATCH["tokens"].shape), threads=1, seed=None, train=False)
+    copy_into(engine.parameters(), weights)
+    engine.forward(**BATCH)
     x = engine.array(engine.program.outputs[1]).ravel()
     return x[:: x.size // 16]
 
@@ -251,7 +227,7 @@ def test_an_adapter_that_is_not_computed_is_refused(adapter, case):
         edit, error = TENSORS[case]
         rewritten(adapter / "adapter_model.safetensors", edit)
     with pytest.raises(UserError, match=error):
-        open_adapter(adapter, LLAMA_CONFIG)
+        open_adapter(adapter, CONFIG)
 
 
 @pytest.mark.parametrize("large", [1e25, 1e38])
@@ -273,13 +249,9 @@ def test_an_adapter_is_no_model_and_says_what_it_is_and_needs(adapter, tmp_path,
         open_weights(adapter)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no adapter_config\.json"):
-        open_adapter(tmp_path / "empty", LLAMA_CONFIG)
-    for source, base, error in (
-        (str(adapter), [], "names the base model None, which is not here; give it with --base"),
-        ("nowhere", ["--base", "x"], "there is no 'nowhere'"),
-    ):
-        assert cli.main(["convert", source, str(tmp_path / "out"), "--merge", *base]) == 2
-        assert error in capsys.readouterr().err
+        open_adapter(tmp_path / "empty", CONFIG)
+    merge = ["convert", str(adapter), str(tmp_path / "out"), "--merge"]
+    assert "names the base model None, which is not here; give it with --base" in refused(capsys, *merge)
     assert not (tmp_path / "out").exists()
     change(adapter, base_model_name_or_path="org/base-1B")
     with pytest.raises(UserError, match="is an adapter, which needs its base model 'org/base-1B': name that"):
@@ -312,18 +284,13 @@ def made(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
+def test_what_a_complete_run_is_not_resumed_for(made, capsys):
+    for flags, said in (
         ([], "the run is complete after 8 steps, and its --save "),
         (["--model", "gpt2-tiny"], "base', not 'gpt2-tiny'; leave that out"),
         (["--clip", "1"], "the run has no --clip, not 1.0; leave that out"),
-    ],
-)
-def test_what_a_complete_run_is_not_resumed_for(made, capsys, flags, said):
-    assert cli.main(["train", "--resume", str(made / "float32-run"), *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    ):
+        assert said in refused(capsys, "train", "--resume", str(made / "float32-run"), *flags)
 
 
 def test_a_complete_run_saves_again(made, tmp_path):
@@ -353,31 +320,22 @@ def test_a_run_saves_its_adapter_and_resumes_to_the_bit(made, dtype, tmp_path):
     assert not np.array_equal(read("model.layers.0.mlp.up_proj.weight"), base("model.layers.0.mlp.up_proj.weight"))
 
 
-@pytest.mark.parametrize(
-    "given", [["model.gguf"], ["model.bin"], ["out", "--dtype", "q8_0"], ["out", "--tokenizer", "bytes"]]
-)
-def test_an_adapter_does_not_become_the_file_of_a_model(made, tmp_path, monkeypatch, capsys, given):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["convert", str(made / "float32-run"), *given]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{' '.join(given[1:]) or repr(given[0])}: is for a model, and " in line
-    assert "; add --merge for a model, or name a directory alone for the adapter" in line
-    assert not [*tmp_path.iterdir()]
+def test_an_adapter_does_not_become_the_file_of_a_model(made, here, capsys):
+    for given in (["model.gguf"], ["model.bin"], ["out", "--dtype", "q8_0"], ["out", "--tokenizer", "bytes"]):
+        said = refused(capsys, "convert", str(made / "float32-run"), *given)
+        assert f"{' '.join(given[1:]) or repr(given[0])}: is for a model, and " in said
+        assert "; add --merge for a model, or name a directory alone for the adapter" in said
+    assert not [*Path().iterdir()]
 
 
 def test_text_of_an_adapter_is_that_of_the_merged_model(made, capsys):
-    texts = []
-    for source in (["base", "--adapter", str(made / "float32-whole")], ["float32-run"], ["base"]):
-        where = ["--init", str(made / source[0]), *source[1:]]
-        assert cli.main(["generate", *where, "--prompt", "some ", "--seed", "3", "--max-tokens", "12", "--json"]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["ids"])
+    base, more = ["--init", str(made / "base")], ["--adapter", str(made / "float32-whole")]
+    text = ["generate", "--prompt", "some ", "--seed", "3", "--max-tokens", "12"]
+    run = ["--init", str(made / "float32-run")]
+    texts = [ran(capsys, *text, *where)["ids"] for where in ([*base, *more], run, base)]
     assert texts[0] == texts[1] != texts[2]
-    losses = []
-    for more in ([], ["--adapter", str(made / "float32-whole")]):
-        flags = ["--init", str(made / "base"), "--data", str(made / "text.txt"), "-T", "16", "--limit", "2"]
-        assert cli.main(["eval", *flags, *more, "--json"]) == 0
-        losses.append(json.loads(capsys.readouterr().out)["loss"])
-    assert losses[1] < losses[0]
+    flags = ["eval", *base, "--data", str(made / "text.txt"), "-T", "16", "--limit", "2"]
+    assert ran(capsys, *flags, *more)["loss"] < ran(capsys, *flags)["loss"]
 
 
 def test_a_base_model_that_has_changed_is_refused(made, tmp_path):
@@ -397,16 +355,11 @@ def test_a_base_model_that_has_changed_is_refused(made, tmp_path):
     assert "bf16:" in state.read_text()
 
 
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
+def test_a_run_with_wrong_adapters_writes_nothing(made, here, capsys):
+    for flags, error in (
         (["--lora", "r=0"], "--lora: r is 0"),
         (["--lora", "targets=c_attn"], "no linear layer is named 'c_attn'"),
         (["--lora", "r=2", "--save", "x.bin"], "--save x.bin: expected a directory for the adapter of --lora"),
-    ],
-)
-def test_a_run_with_wrong_adapters_writes_nothing(made, tmp_path, monkeypatch, capsys, flags, error):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", "--init", str(made / "base"), "-T", "16", "--threads", "1", *flags]) == 2
-    assert error in capsys.readouterr().err
-    assert not [*tmp_path.iterdir()]
+    ):
+        assert error in refused(capsys, "train", "--init", str(made / "base"), "-T", "16", "--threads", "1", *flags)
+    assert not [*Path().iterdir()]

@@ -5,16 +5,9 @@ Needs NumPy only. The scripts that make golden values and the tests that read th
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-
 import numpy as np
 
 IGNORE = -100
-
-GPT2_2L = {"n_layer": 2, "n_head": 4, "n_embd": 48, "vocab_size": 50257, "block_size": 32}
-"""The small model: head size 12, vocabulary not padded."""
-GPT2_124M = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "block_size": 1024}
 
 
 def param_shapes(n_layer: int, n_embd: int, vocab_size: int, block_size: int) -> dict[str, tuple[int, ...]]:
@@ -68,15 +61,6 @@ def make_batch(batch: int, time: int, vocab_size: int, seed: int, ignored: int =
     return tokens, targets
 
 
-def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """Hash names, types, shapes and bytes, to notice a generator that drifted."""
-    h = hashlib.sha256()
-    for name, a in arrays.items():
-        h.update(f"{name} {a.dtype} {a.shape}\n".encode())
-        h.update(np.ascontiguousarray(a))
-    return h.hexdigest()
-
-
 def deviation(got: np.ndarray | float, want: np.ndarray | float) -> float:
     """Return max|got - want| / max|want|; infinite for a NaN, another shape, or anything but 0 against all 0."""
     a, b = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
@@ -86,56 +70,3 @@ def deviation(got: np.ndarray | float, want: np.ndarray | float) -> float:
     if far == 0:
         return 0.0
     return float(far / scale) if scale > 0 else float("inf")
-
-
-def summarize(
-    logits: np.ndarray, loss: float, grads: Mapping[str, np.ndarray], tokens: np.ndarray, targets: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Reduce one forward and backward to the quantities that a golden file keeps, by name.
-
-    ``logits`` (B, T, V) becomes every 101st column, and ``logsumexp`` and ``argmax`` (B, T). Each gradient is kept
-    whole as ``grad/<name>``, except that of ``wte.weight`` (V, C), which is kept as rows and sums: its rows of the
-    batch's ids are larger by orders of magnitude than the others, so each kind is a quantity of its own.
-    """
-    wide = logits.astype(np.float64)
-    top = wide.max(axis=-1)
-    values = {
-        "logits": logits[..., ::101],
-        "logsumexp": np.log(np.exp(wide - top[..., None]).sum(axis=-1)) + top,
-        "argmax": logits.argmax(axis=-1),
-        "loss": np.float64(loss),
-    }
-    values |= {f"grad/{name}": g for name, g in grads.items() if name != "wte.weight"}
-    wte = grads["wte.weight"].astype(np.float64)
-    batch, other = wte_rows(tokens, targets, len(wte))
-    rest = np.ones(len(wte), dtype=bool)
-    rest[batch] = False
-    values["grad/wte.weight/batch_rows"] = grads["wte.weight"][batch]
-    values["grad/wte.weight/other_rows"] = grads["wte.weight"][other]
-    values["grad/wte.weight/column_sums"] = wte.sum(axis=0)
-    values["grad/wte.weight/column_sums_without_batch"] = wte[rest].sum(axis=0)
-    values["grad/wte.weight/norm"] = np.sqrt(np.square(wte).sum())
-    squares = (np.square(g, dtype=np.float64).sum() for g in grads.values())
-    values["grad_norm"] = np.sqrt(sum(squares))
-    return {name: np.asarray(v) for name, v in values.items()}
-
-
-def norms_of(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Give the norm of each parameter as ``norm_after/<name>``; of ``c_attn.bias`` only its q and v parts.
-
-    The bias of k moves every score of a row alike, so its gradient is exactly 0; Adam would step by its round-off.
-    """
-    norms = {}
-    for name, p in params.items():
-        C = len(p) // 3
-        counted = np.delete(p, slice(C, 2 * C)) if name.endswith("c_attn.bias") else p
-        norms[f"norm_after/{name}"] = np.sqrt(np.square(counted, dtype=np.float64).sum())
-    return norms
-
-
-def wte_rows(tokens: np.ndarray, targets: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """List the ids in the batch, and 64 others: the first 16, the last 16, and 32 spread between."""
-    batch = np.unique(np.concatenate([tokens.ravel(), targets[targets != IGNORE]]))
-    others = np.setdiff1d(np.arange(vocab_size), batch)
-    spread = others[np.linspace(16, len(others) - 17, 32).astype(int)]
-    return batch, np.concatenate([others[:16], spread, others[-16:]])
