@@ -251,52 +251,6 @@ def test_a_token_file_is_llm_c_s_to_the_byte(tmp_path):
     assert oct(path.stat().st_mode & 0o444) == oct(token_file(tmp_path / "c.bin").stat().st_mode & 0o444)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"magic": 20240801}, "byte 4, the version, is 1; expected 7"),
-        ({"magic": 20240801, "version": 7}, "has 1030 bytes; expected 1036, because byte 8 says 3 tokens of 4 bytes"),
-        ({"magic": 20240326}, "byte 0, the magic number, is 20240326, an llm.c GPT-2 model; expected 20240520"),
-        ({"magic": 0}, "byte 0, the magic number, is 0; expected 20240520"),
-        ({"version": 2}, "byte 4, the version, is 2; expected 1"),
-        ({"count": 0}, "byte 8, the number of tokens, is 0"),
-        ({"count": -3}, "byte 8, the number of tokens, is -3"),
-        ({"count": 4}, "has 1030 bytes; expected 1032, because byte 8 says 4 tokens"),
-        ({"count": 2}, "has 1030 bytes; expected 1028"),
-        ({"count": 2**31 - 1}, "has 1030 bytes; expected 4294968318"),
-    ],
-)
-def test_a_lying_header_is_refused_by_field(tmp_path, change, message):
-    path = token_file(tmp_path / "x.bin", **change)
-    assert str(path) in fails(message, read_tokens, path)
-
-
-def test_a_truncated_token_file_is_refused_at_every_length(tmp_path):
-    whole = token_file(tmp_path / "x.bin").read_bytes()
-    for n in [0, 1, 4, 11, 12, 1023, 1024, 1025, len(whole) - 1]:
-        (tmp_path / "x.bin").write_bytes(whole[:n])
-        fails(f"has {n} bytes; expected {'a header of 1024' if n < 1024 else 1030}", read_tokens, tmp_path / "x.bin")
-
-
-numbers = st.sampled_from([20240520, 1, 0, 3, 4, -1, 2**31 - 1]) | st.integers(-(2**31), 2**31 - 1)
-
-
-@slowly
-@given(st.binary(max_size=1040) | st.builds(
-    lambda fields, rest, data: struct.pack("<3i", *fields).ljust(1024, rest) + data,
-    st.tuples(numbers, numbers, numbers), st.sampled_from([b"\0", b"\xff"]), st.binary(max_size=10),
-))  # fmt: skip
-@example(struct.pack("<3i", 20240520, 1, 2).ljust(1024, b"\0") + b"abcd")
-def test_no_bytes_make_the_reader_believe_a_lie_or_crash(tmp_path, content):
-    path = tmp_path / "x.bin"
-    path.write_bytes(content)
-    true = len(content) > 1024 and content[:12] == struct.pack("<3i", 20240520, 1, (len(content) - 1024) // 2)
-    if true and len(content) % 2 == 0:
-        assert read_tokens(path).tobytes() == content[1024:]
-    else:
-        fails("token file", read_tokens, path)
-
-
 def test_a_token_file_that_cannot_be_opened(tmp_path):
     fails("cannot read token file .*No such file", read_tokens, tmp_path / "none.bin")
     fails("cannot read .*s a directory", read_tokens, tmp_path)

@@ -1,8 +1,7 @@
 """llama2.c's model files and tokenizer: read, computed as ``run.c`` does, and files that lie."""
 
-import struct
 from dataclasses import replace
-from math import inf, nan
+from math import nan
 
 import numpy as np
 import pytest
@@ -30,9 +29,6 @@ def saved(path, config=SMALL, seed=1, version=0):
     params = draw(config.shapes(), seed)
     path.write_bytes(model_bin(config, params, version))
     return params
-
-
-VERSION1 = model_bin(SMALL, draw(SMALL.shapes(), 1), 1)
 
 
 # Files
@@ -72,51 +68,6 @@ def test_our_logits_are_those_of_run_c(tmp_path, monkeypatch):
     assert error() > 1e-2
 
 
-def words(**at):
-    def change(content):
-        for place, n in at.items():
-            struct.pack_into("<i", content, int(place[1:]), n)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (words(_0=32), "magic number, is 32"),  # 6 heads do not divide it: no sizes of llama2.c
-        (words(_0=48), "bytes; expected"),
-        (words(_0=2**20, _12=2**10), "cut short"),
-        (words(_4=21), "bytes; expected"),
-        (words(_8=3), "bytes; expected"),
-        (words(_8=4096), "cut short"),
-        (words(_16=3), "bytes; expected"),
-        (words(_20=-300), "bytes; expected"),
-        (words(_20=301), "bytes; expected"),
-        (words(_24=17), "bytes; expected"),
-        (words(_24=2**20), "bytes; expected"),
-        (lambda c: c[:-1], "bytes; expected"),
-        (lambda c: c + b"x", "bytes; expected"),
-        (lambda c: c[:100], "cut short"),
-        (lambda c: c[:27], "header alone"),
-        (lambda c: b"", "header alone"),
-        (lambda c: VERSION1[:200], "expected a header of 256"),
-        (lambda c: VERSION1[:-4], "bytes; expected"),
-        (lambda c: VERSION1.replace(b"24ka\1", b"24ka\2", 1), "is 2, int8 numbers; expected 1"),
-        (lambda c: VERSION1[:36] + b"\7" + VERSION1[37:], "head is shared, is 7"),
-        (lambda c: VERSION1[:8] + bytes(28) + VERSION1[36:], "impossible sizes"),
-    ],
-)
-def test_a_model_that_lies_is_refused(tmp_path, change, said):
-    saved(tmp_path / "m.bin")
-    content = bytearray((tmp_path / "m.bin").read_bytes())
-    changed = change(content)
-    (tmp_path / "m.bin").write_bytes(content if changed is None else changed)
-    with pytest.raises(UserError, match=r"m\.bin") as e:
-        open_weights(tmp_path / "m.bin")
-    assert said in str(e.value)
-    assert len(str(e.value)) < 500
-
-
 def test_a_number_that_is_none_is_named(tmp_path):
     params = saved(tmp_path / "m.bin")
     content = (tmp_path / "m.bin").read_bytes()
@@ -127,21 +78,6 @@ def test_a_number_that_is_none_is_named(tmp_path):
     arrays = {n: np.empty(s, np.float32) for n, s in SMALL.shapes().items()}
     with pytest.raises(UserError, match=r"model.norm.weight holds nan at \(3,\)"):
         copy_into(arrays, open_weights(tmp_path / "m.bin"))
-
-
-@given(st.binary(max_size=40), st.integers(0, 300), st.integers(0, 40000), st.sampled_from([0, 1]))
-@settings(max_examples=200, deadline=None)
-def test_no_change_to_a_header_does_more_than_be_refused(tmp_path_factory, noise, at, size, version):
-    path = tmp_path_factory.mktemp("fuzz") / "x.bin"
-    saved(path)
-    content = bytearray(path.read_bytes() if version == 0 else VERSION1)
-    content[at : at + len(noise)] = noise
-    path.write_bytes(content[: size if size % 3 == 0 else None])
-    try:
-        weights = open_weights(path)
-    except UserError:
-        return
-    assert {name: weights.read(name).shape for name in weights.config.shapes()} == weights.config.shapes()
 
 
 # The tokenizer
@@ -206,46 +142,6 @@ def test_equal_scores_merge_from_the_left(tmp_path):
     (tmp_path / "t.bin").write_bytes(content)
     pieces = Pieces(tmp_path / "t.bin")
     assert pieces.encode("aaa") == [259, 261, 260] == naive(pieces, "aaa")
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda c: b"", "is 0; expected 1 to 65536"),
-        (lambda c: struct.pack("<I", 0) + c[4:], "longest piece, is 0"),
-        (lambda c: struct.pack("<I", 20240328) + c[4:], "longest piece, is 20240328"),
-        (lambda c: struct.pack("<I", 2) + c[4:], "has 5 bytes; expected 1 to 2"),
-        (lambda c: c[:-1], "bytes; expected 1 to"),
-        (lambda c: c + b"x", "is cut short"),
-        (lambda c: c + struct.pack("<fi", 0.0, 2**31 - 1), "has 2147483647 bytes"),
-        (lambda c: c + struct.pack("<fi", 0.0, -5), "has -5 bytes"),
-        (lambda c: c + struct.pack("<fi", 0.0, 0), "has 0 bytes"),
-        (lambda c: c + struct.pack("<fi", nan, 1) + b"x", "has the score nan"),
-        (lambda c: c + struct.pack("<fi", inf, 1) + b"x", "has the score inf"),
-        (lambda c: c[:4], "pieces 3 to 258"),
-        (lambda c: c.replace(b"<0x41>", b"<0x42>"), "pieces 3 to 258"),
-    ],
-)
-def test_a_tokenizer_that_lies_is_refused(tmp_path, vocabulary, change, said):
-    path = tmp_path / "tokenizer.bin"
-    path.write_bytes(change(vocabulary.read_bytes()))
-    with pytest.raises(UserError, match=r"tokenizer\.bin") as e:
-        get_tokenizer(str(path))
-    assert said in str(e.value)
-
-
-@given(st.binary(max_size=12), st.integers(0, 5000), st.integers(0, 6000))
-@settings(max_examples=200, deadline=None)
-def test_no_change_to_a_tokenizer_does_more_than_be_refused(tmp_path_factory, noise, at, size):
-    content = bytearray(tokenizer_bin(300))
-    content[at : at + len(noise)] = noise
-    path = tmp_path_factory.mktemp("fuzz") / "x.bin"
-    path.write_bytes(content[: size if size % 3 == 0 else None])
-    try:
-        pieces = Pieces(path)
-    except UserError:
-        return
-    assert pieces.encode("no end") == naive(pieces, "no end")
 
 
 def test_a_tokenizer_beside_a_model_is_found_and_kept(tmp_path, vocabulary):

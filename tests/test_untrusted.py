@@ -1,109 +1,25 @@
-"""Files that come with a model: no files, too large ones, and tokenizers that grow, panic or fill the memory."""
+"""Tokenizers that grow, panic or fill the memory, long texts, and vocabularies that are not the published ones."""
 
 import base64
 import json
 import os
-import signal
 import struct
-import time
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from cpuopt import cli, kernels, models
-from cpuopt.data import companions, corpus, encoding
+from cpuopt import cli
+from cpuopt.data import corpus, encoding
 from cpuopt.data.corpus import load_corpus
 from cpuopt.data.encoding import encode_text, parts
-from cpuopt.data.pieces import Pieces
-from cpuopt.data.tokenizers import BYTES, GPT2_VOCABULARY, get_tokenizer, tokenizer_files, vocabulary_places
-from cpuopt.data.tokens import read_tokens
+from cpuopt.data.tokenizers import BYTES, GPT2_VOCABULARY, get_tokenizer, vocabulary_places
 from cpuopt.errors import UserError
-from cpuopt.train import checkpoint, evaluate, settings
-from cpuopt.weights import llama2c, llmc, open_weights
-from cpuopt.weights.tensors import TensorFile
 
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-@pytest.fixture(autouse=True)
-def _here(here):
-    """A folder of its own, and an end to what would wait for ever."""
-    before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail("it waits"))
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-READERS = {
-    "config.json": models.read_config,
-    "model.safetensors.index.json": open_weights,
-    "model.safetensors": TensorFile,
-    "gpt2.bin": llmc.open_model,
-    "llama.bin": llama2c.open_model,
-    "tokenizer.json": lambda p: get_tokenizer(str(p)),
-    "tokenizer.bin": Pieces,
-    "tokenizer.model": lambda p: get_tokenizer(str(p)),
-    "tokenizer_copy.json": lambda p: tokenizer_files(str(p)),
-    "tokens.bin": read_tokens,
-    "choices.bin": lambda p: evaluate.read_examples(p, 256),
-    "settings.toml": settings.read,
-    "settings.json": settings.read,
-    "mine.py": lambda p: kernels.load_all([p]),
-}
-
-
-def device(path):
-    path.symlink_to("/dev/zero")
-
-
-def gigabyte(path):
-    path.touch()
-    os.truncate(path, 1 << 30)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, device, Path.mkdir, gigabyte])
-@pytest.mark.parametrize("name", READERS)
-def test_what_is_no_file_of_usual_size_is_refused_at_once(name, make):
-    path = Path(name)
-    if name.endswith(".index.json"):
-        Path("config.json").write_text(json.dumps(models.parse("llama-tiny").to_transformers()))
-    make(path)
-    began = time.monotonic()
-    with pytest.raises(UserError) as e:
-        READERS[name](path)
-    assert name in str(e.value) or "tokenizer" in name
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("name", [*companions.READ, f"{companions.TEMPLATES}/a.jinja"])
-def test_a_companion_of_a_gigabyte_is_refused(name):
-    Path(name).parent.mkdir(exist_ok=True)
-    gigabyte(Path(name))
-    with pytest.raises(UserError, match=f"cannot read '{name}': it is no file of at most 16 MB"):
-        companions.beside(Path("tokenizer.json"))
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, device, gigabyte])
-@pytest.mark.parametrize("flag", ["--model", "--init"])
-def test_a_folder_whose_config_is_no_file(flag, make, capsys):
-    Path("m").mkdir()
-    make(Path("m/config.json"))
-    Path("m/model.safetensors").touch()
-    assert cli.main(["train", flag, "m"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "'m/config.json' is no JSON object: it is no file of at most 16 MB" in line
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, device, gigabyte])
-@pytest.mark.parametrize("name", [checkpoint.MANIFEST, checkpoint.STATE])
-def test_a_checkpoint_of_such_files(make, name):
-    path = Path("run/checkpoints/step-00000001")
-    path.mkdir(parents=True)
-    make(path / name)
-    with pytest.raises(UserError, match=r"run.*(no file of at most 64 MB|No such file)"):
-        checkpoint.newest(Path("run"))
+pytestmark = pytest.mark.usefixtures("here")
 
 
 # Tokenizers

@@ -2,12 +2,9 @@
 
 import json
 import os
-import pickle
 import struct
-import time
 import tracemalloc
 import zipfile
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -17,7 +14,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 from golden.params import make_params
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuopt import Choice, cli
@@ -28,7 +25,7 @@ from cpuopt.models.gpt2 import Config
 from cpuopt.train import job
 from cpuopt.weights import copy_into, llmc, open_weights, save_weights
 from cpuopt.weights.huggingface import NAMES
-from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, all_below, file_parts, from_bf16, to_bf16
+from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, all_below, from_bf16, to_bf16
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 61, "block_size": 8}
@@ -99,65 +96,6 @@ def test_bfloat16_is_the_nearest_and_ties_go_to_even():
     every = np.arange(1 << 16, dtype=np.uint16)
     every = every[np.isfinite(from_bf16(every))]
     assert np.array_equal(to_bf16(from_bf16(every)), every)
-
-
-def words(**at):
-    def change(content):
-        for place, n in at.items():
-            struct.pack_into("<i", content, int(place[1:]), n)
-
-    return change
-
-
-def altered(path, name, change):
-    """A file of llm.c with a change, which is made in place or returned."""
-    content = bytearray((GOLDEN / name).read_bytes())
-    changed = change(content)
-    path.write_bytes(content if changed is None else changed)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (words(_0=20240520), "llm.c's tokens"),
-        (words(_0=7), "magic number, is 7"),
-        (words(_4=1), "version, is 1"),
-        (words(_4=5), "expected 18560"),
-        (words(_8=-1), "impossible"),
-        (words(_12=2**31 - 1), "impossible"),
-        (words(_16=2**20), "cut short"),
-        (words(_16=3), "bytes; expected"),
-        (words(_20=3), "multiple"),
-        (words(_24=2**20), "cut short"),
-        (words(_28=60), "impossible"),
-        (lambda c: c[:-1], "bytes; expected"),
-        (lambda c: c + b"x", "bytes; expected"),
-        (lambda c: c[:500], "header alone"),
-        (lambda c: b"", "header alone"),
-        (lambda c: pickle.dumps(print), "pickle"),
-        (lambda c: b"PK\3\4" + c, "pickle"),
-    ],
-)
-def test_an_llmc_file_that_lies_is_refused(tmp_path, change, said):
-    assert "broken.bin" in refused(said, altered(tmp_path / "broken.bin", "llmc.bin", change))
-
-
-def fuzzed(path, content, noise, at, size):
-    content[at : at + len(noise)] = noise
-    path.write_bytes(content[: size if size % 3 == 0 else None])
-    return path
-
-
-@given(st.binary(max_size=40), st.integers(0, 1100), st.integers(0, 40000))
-@settings(max_examples=200, deadline=None)
-def test_no_change_to_an_llmc_header_does_more_than_be_refused(tmp_path_factory, noise, at, size):
-    content = bytearray((GOLDEN / "llmc.bin").read_bytes())
-    try:
-        weights = open_weights(fuzzed(tmp_path_factory.mktemp("fuzz") / "x.bin", content, noise, at, size))
-    except UserError:
-        return
-    assert {name: weights.read(name).shape for name in weights.config.shapes()} == weights.config.shapes()
 
 
 # Hugging Face
@@ -314,84 +252,6 @@ def test_arrays_of_numpy_are_no_weights_and_run_nothing(tmp_path, monkeypatch):
     assert Path("ran").exists()
 
 
-# Safetensors headers that lie
-
-ENTRY = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-HOSTILE = {
-    "an empty file": b"",
-    "half a length": b"\1\0\0",
-    "a length beyond the file": struct.pack("<Q", 100) + b"{}",
-    "a length of 2**63": struct.pack("<Q", 2**63) + b"{}",
-    "no JSON": b"{'a'}",
-    "a list": b"[]",
-    "not UTF-8": b'{"\xff":1}',
-    "nested deep": b"[" * 100_000,
-    "a number of 10000 digits": b'{"a":' + b"9" * 10_000 + b"}",
-    "a name twice": f'{{"a":{ENTRY},"a":{ENTRY}}}'.encode(),
-    "a key twice": b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
-    "a name for a terminal": b'{"\\u001b[2J":%s}' % ENTRY.encode(),
-    "a long name": f'{{"{"a" * 201}":{ENTRY}}}'.encode(),
-    "no entry": b'{"a":3}',
-    "a missing key": b'{"a":{"dtype":"F32","shape":[2]}}',
-    "a further key": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}',
-    "an unknown dtype": b'{"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}}',
-    "a dtype that is a list": b'{"a":{"dtype":[],"shape":[2],"data_offsets":[0,8]}}',
-    "a negative size": b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
-    "a size of 0 x 1e18": b'{"a":{"dtype":"F32","shape":[0,1000000000000000000],"data_offsets":[0,0]}}',
-    "true as a size": b'{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}',
-    "a fraction": b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}',
-    "another size": b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}',
-    "a product that overflows": b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}',
-    "offsets the wrong way round": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}',
-    "an overlap": f'{{"a":{ENTRY},"b":{ENTRY}}}'.encode(),
-    "a hole": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
-    "bytes behind": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
-    "too few bytes": b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}',
-    "nested metadata": f'{{"__metadata__":{{"a":{{}}}},"a":{ENTRY}}}'.encode(),
-}
-
-
-def tensor_file(path, header, data=bytes(8)):
-    path.write_bytes(header if len(header) < 8 or header[7] == 0 or header[7:8] == b"\x80" else pack(header) + data)
-    return path
-
-
-def pack(header):
-    return struct.pack("<Q", len(header)) + header
-
-
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_header_is_refused_at_once(tmp_path, case):
-    path = tensor_file(tmp_path / "x.safetensors", HOSTILE[case])
-    start = time.perf_counter()
-    said = refused("x.safetensors", path, TensorFile)
-    assert time.perf_counter() - start < 1
-    assert len(said) < 500
-    assert "\x1b" not in said
-    right = tensor_file(path, f'{{"a":{ENTRY}}}'.encode())  # what they are made from
-    assert TensorFile(right).read("a").tolist() == [0, 0]
-
-
-def test_a_large_header_is_refused_before_it_is_read(tmp_path):
-    path = tmp_path / "x.safetensors"
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", 99 << 20))
-        file.truncate(100 << 20)
-    with pytest.raises(UserError, match=r"header of 103809024 bytes; expected 4194304"):
-        TensorFile(path)
-
-
-@given(st.binary(max_size=12), st.integers(0, 500), st.integers(0, 2000))
-@settings(max_examples=300, deadline=None)
-def test_no_change_to_a_file_does_more_than_be_refused(tmp_path_factory, noise, at, size):
-    shapes = {"a.weight": (3, 2), "b": (5,), "empty": (0, 4)}
-    content = bytearray(b"".join(bytes(p) for p in file_parts(shapes, lambda n: np.ones(shapes[n], np.float32))))
-    with suppress(UserError):
-        file = TensorFile(fuzzed(tmp_path_factory.mktemp("fuzz") / "x.safetensors", content, noise, at, size))
-        for name, t in file.tensors.items():
-            assert file.read(name).shape == t.shape
-
-
 @given(
     st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
 )
@@ -415,13 +275,11 @@ def test_the_largest_header_that_is_read_takes_little_time_and_memory(tmp_path):
     entries = (f'"{i:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(72_000))
     header = ("{" + ",".join(entries) + "}").encode()
     assert 0.9 * HEADER_LIMIT < len(header) <= HEADER_LIMIT
-    path = tensor_file(tmp_path / "x.safetensors", header, b"")
+    (path := tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     tracemalloc.start()
-    try:
-        file = TensorFile(path)
-        assert tracemalloc.get_traced_memory()[1] < 100e6
-    finally:
-        tracemalloc.stop()
+    file = TensorFile(path)
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
     assert len(file.tensors) == 72_000
 
 

@@ -133,6 +133,15 @@ def readable(path: Path | str, what: str = "") -> Iterator[None]:
         raise UserError(f"cannot read {what}{str(path)!r}: {e.strerror or e}") from e
 
 
+def _opened(path: Path) -> BinaryIO:
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.fdopen(number, "rb")
+    except OSError as e:  # a directory, which has the number for its name here
+        os.close(number)
+        raise OSError(e.errno, e.strerror, str(path)) from e
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file to read, without waiting for a pipe or a device.
 
@@ -141,7 +150,7 @@ def open_file(path: Path) -> BinaryIO:
     OSError
         As the system says it, and for what is no regular file, or a pointer to one.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    file = _opened(path)
     regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     if regular and os.pread(file.fileno(), len(POINTER), 0) != POINTER:
         return file
@@ -163,7 +172,7 @@ def read_file(path: Path, *, most: int = LARGEST) -> bytes:
     ValueError
         If it is no regular file, a larger one, or a pointer to one; it may also grow while it is read.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with _opened(path) as file:
         status = os.fstat(file.fileno())
         if stat.S_ISREG(status.st_mode) and status.st_size <= most:
             content = file.read(status.st_size + 1)

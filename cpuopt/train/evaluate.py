@@ -55,8 +55,9 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
 
     with readable(path), open_file(path) as file:
         head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-        known = np.frombuffer(head[:8], "<i4").tolist() == [MAGIC, VERSION]
-        stream = np.fromfile(file, "<u2", LARGEST // 2 if known else 0)  # of another file nothing more is read
+        known = head[:8] == np.array([MAGIC, VERSION], "<i4").tobytes()
+        # of another file nothing more is read
+        stream = np.fromfile(file, "<u2", min(size, LARGEST) // 2 if known else 0)
     if len(head) < HEADER_BYTES:
         raise wrong(f"has {size} bytes; expected a header of {HEADER_BYTES}")
     magic, version, count = (int(n) for n in np.frombuffer(head, "<i4", 3))
