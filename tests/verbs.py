@@ -1,8 +1,30 @@
-"""Verbs as tests run them, in this process."""
+"""Verbs and scripts as tests run them, in this process."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 from cpuopt import cli
+
+ROOT = Path(__file__).parents[1]
+SQUARES = "".join(f"{i} squared is {i * i}.\n" for i in range(1000))
+"""A text for runs of a few steps."""
+
+
+def script(path):
+    """Load a script of the repository, as `docs/pages.py`, under the name of its file."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def strict(text):
+    """Read JSON, and only what the standard allows."""
+
+    def refuse(word):
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 def ran(capsys, *flags):
