@@ -6,32 +6,26 @@ import json
 import os
 import re
 import sys
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_records import OPS, ab, profile
+from test_screens import OP, ROOFS, comparison, peers, tuned
 
 from cpuopt import cli, ops
 from cpuopt.errors import UserError
-from cpuopt.files.reading import DEEPEST, misfit, parse_json, read_json
+from cpuopt.files.reading import DEEPEST, parse_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.generated.load import backward
 from cpuopt.lab import records
 from cpuopt.measure import rates as machine
-from cpuopt.measure.profile import Profile
 from cpuopt.report import console
 from cpuopt.report.backward import html
 from cpuopt.wording import one_line, plain
 
 NASTY = "\x1b[2J\x1b]0;t\x07[red]x[/red]\u202egnp.\u2066\x9b31m\ud800<script>\r\n\u2028cpuopt: all PASS"
 STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-ROOFS = {
-    "threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [],
-    "gbs": {"L1": {"read": 300.0}, "memory": {"read": 10.0}},
-    "levels": [{"name": "L1", "nbytes": 32768, "sharers": 1}, {"name": "memory", "nbytes": None, "sharers": 2}],
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -42,45 +36,17 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "machine_id", lambda: "here")
 
 
-def ratio(x=0.5):
-    return {"median": x, "low": 0.9 * x, "high": 1.1 * x}
-
-
-def compared():
-    return {"a_ns": 2e6, "b_ns": 1e6, "ratio": ratio(), "control": ratio(1.0), "verdict": "faster", "why": ""}
-
-
 def kinds():
     """A whole record of each kind."""
-    case = {**compared(), "sizes": {"B": 4}, "layers": ["h.0"]}
-    one = ab()
-    one["results"][0] |= {"cases": [case, case], "step": compared(), "losses": {"A": [1.0], "B": [1.0]}}
-    one["results"][0]["doubts"] = ["busy"]
-    one["level"] = 96.8
-    side = {"cpuopt": 1.0, "peer": 2.0}
-    result = {"B": 4, "T": 64, "peer": "torch", "ratio": ratio(), "level": 99.5, "refused": None, "doubts": ["busy"]}
-    result |= {"step_ms": {k: {"median": v} for k, v in side.items()}, "peak_rss_mb": side}
-    result |= {"phases_ms": {k: {"forward": 1.0, "backward": 1.0, "update": 1.0} for k in side}}
-    bench = {"model": {"name": "gpt2-tiny"}, "variant": "optimized", "swap": [], "threads": 1, "rounds": 2}
-    bench |= {"results": [result, {**result, "ratio": None, "refused": "other losses"}]}
-    bench |= {"geometric_mean": {"torch": ratio()}, "machine": {"cpu": "x"}}
-    tried = {
-        "mine": {**compared(), "a_ms": 2.0, "b_ms": 1.0, "check": "right"},
-        "x": {"verdict": "refused", "why": "?"},
-    }
-    shape = {"sizes": {"B": 4}, "adds": {"dinp": True}, "layers": ["h.0"]}
-    row = {"op": "gelu_forward", "default": "optimized", "best": "mine", "shapes": [shape], "tried": tried}
-    row["in_step"] = {"verdict": "faster", "ratio": ratio()}
-    tune = {"model": "gpt2-tiny", "B": 4, "T": 64, "threads": 1, "flush": False, "rows": [row], "doubts": ["busy"]}
-    tune |= {"rules": ["gelu_forward@h.0=mine"], "step": compared(), "finished": True, "why": "", "plan": "p.json"}
-    p = {**profile(), "roofs": ROOFS, "doubts": ["busy"], "checked": [{"kernel": "x[mine]", "status": "right"}]}
-    p["checked"] = [{"kernel": f"{n}[mine]", "status": "right"} for n in (op.lower().replace(" ", "_") for op in OPS)]
+    one = comparison()
+    p = {**profile(), "roofs": ROOFS, "doubts": ["busy"], "mfu": 40.0}
+    p["checked"] = [{"kernel": f"{op.lower().replace(' ', '_')}[mine]", "status": "right"} for op in OPS]
     for r in (*p["ops"], *p["layers"]):
         r |= {"of_roof": 50.0, "roof": "L1", "imbalance": 1.2}
     said = {"check": "right, 3 cases", "alone": "faster: 1 ms"}
-    k = {"op": "gelu_forward", "variant": "mine", "against": "optimized", "bad": "", "said": said}
-    lab = {"file": "mine.py", "model": "gpt2-tiny", "sizes": [], "kernels": [{**k, "alone": one["results"][0]}]}
-    return {"ab": one, "lab": lab, "bench": bench, "tune": tune, "profile": {"profile": {**p, "mfu": 40.0}}}
+    k = {"op": OP, "variant": "generated", "against": "optimized", "bad": "", "said": said, "alone": one["results"][0]}
+    lab = {"file": "mine.py", "model": "gpt2-tiny", "sizes": [], "kernels": [k]}
+    return {"ab": one, "lab": lab, "bench": peers(), "tune": tuned(), "profile": {"profile": p}}
 
 
 def leaves(x, path=()):
@@ -138,7 +104,7 @@ def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, sh
         found = records.entries(tmp_path / "runs")
         assert [e.path for e in found] == [bad, good]
         assert all(e.what for e in found)
-        assert records.history(found, "gelu_forward", "here") or kind in ("bench", "tune")
+        assert records.history(found, "gelu_forward" if kind == "profile" else OP, "here") or kind in ("bench", "tune")
         for argv in commands[1:] if i % 2 else commands[1:2]:
             status, text = shown("runs", *argv)
             assert status in ((2,) if found[0].trouble else (0, 2)), (path, text)
@@ -226,25 +192,3 @@ def test_depth_is_bounded():
     for n in (DEEPEST + 1, 900, sys.getrecursionlimit() + 10, 10**6):
         with pytest.raises(ValueError, match="nested more than"):
             parse_json(nest(n))
-
-
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
-def test_a_value_fits_its_own_type_and_no_other(x):
-    hints = [int, float, str, bool, None, list[Any], dict[str, int]]
-    fitting = [h for h in hints if not misfit(x, h)]
-    if type(x) is int and abs(x) < 2**63:
-        assert fitting == [int, float]
-    elif isinstance(x, float):
-        assert fitting == ([float] if abs(x) < 1e300 else [])
-    elif x is None or isinstance(x, bool | str | list):
-        assert len(fitting) == 1
-
-
-def test_a_misfit_says_where(tmp_path):
-    p = {**profile(), "raw": []}
-    assert misfit(p, Profile) == ""
-    assert misfit({**p, "B": "4"}, Profile) == "B is '4'; expected a whole number"
-    assert misfit({**p, "ops": [{}]}, Profile) == "ops[0] lacks 'bytes'"
-    assert misfit({**p, "ops": [{**p["ops"][0], "ms": None}]}, Profile) == "ops[0].ms is None; expected a number"
-    (tmp_path / "x").write_text('{"a": [1, 2.5]}')
-    assert misfit(read_json(tmp_path / "x"), dict[str, list[int]]) == "a[1] is 2.5; expected a whole number"

@@ -1,6 +1,5 @@
 """`cpuopt inspect`: what a loop is made of, on texts and on kernels with planted faults."""
 
-import json
 import platform
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_html import read, violations
+from verbs import ran
 
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
 from cpuopt import cli
@@ -195,15 +195,6 @@ def test_planted_faults_are_found_and_a_good_kernel_has_none(once):
 
 
 @x86
-def test_the_verb(capsys):
-    assert cli.main(["inspect", "gelu_forward", "good", "plain", "--kernels", "mine.py", "--parallel", "1"]) == 0
-    out = capsys.readouterr().out
-    assert "floats a vector" in out
-    assert "a Python function: nothing is compiled" in out
-    assert "Parallel" in out
-
-
-@x86
 def test_the_text_is_that_of_the_code_that_runs():
     kernel = registry.find("residual_forward", "vanilla")
     kernel.compile()
@@ -229,7 +220,7 @@ def test_the_digest_of_a_kernel_with_helpers_is_that_of_a_run(capsys):
 
 
 @x86
-def test_a_page_has_lines_beside_their_code(once, capsys):
+def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys):
     command = ["inspect", "gelu_forward", "good", "spill", "--kernels", "mine.py", "--html", "page.html"]
     assert cli.main(command) == 0
     page = Path("page.html").read_text()
@@ -255,12 +246,12 @@ def test_a_page_has_lines_beside_their_code(once, capsys):
         assert words in read(machine_code.machine_code([replace(good, same=same)])).text
     plain = replace(good, compiled=False, blocks=[])
     assert "nothing is compiled" in read(machine_code.machine_code([plain])).text
-
-
-def test_json_and_asm(capsys):
-    assert cli.main(["inspect", "gelu_forward", "good", "--kernels", "mine.py", "--json"]) == 0
-    (k,) = json.loads(capsys.readouterr().out)["kernels"]
+    capsys.readouterr()
+    assert cli.main([*command[:3], "plain", *command[4:6], "--parallel", "1"]) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("floats a vector", "a Python function: nothing is compiled", "Parallel"))
+    assert cli.main([*command[:3], *command[4:6], "--asm"]) == 0
+    assert ",@function" in capsys.readouterr().out
+    (k,) = ran(capsys, *command[:3], *command[4:6])["kernels"]
     assert k["compiled"]
     assert k["where"].endswith("mine.py:17")
-    assert cli.main(["inspect", "gelu_forward", "good", "--kernels", "mine.py", "--asm"]) == 0
-    assert ",@function" in capsys.readouterr().out

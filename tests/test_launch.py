@@ -350,13 +350,3 @@ def test_elastic_goes_on_with_the_ranks_that_are_left(there, tmp_path, monkeypat
     said = [line for line in capfd.readouterr().err.splitlines() if "--elastic" in line]
     how = "from runs/r" if there else "from the beginning, for there is no checkpoint"
     assert said == [f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, {how}" for n in (4, 2)]
-
-
-def test_flags_that_need_ranks_are_refused_without():
-    for given_, message in (
-        ({"ranks": 0}, "--ranks 0: expected 1 or more"),
-        ({"elastic": True}, "--elastic: expected"),
-    ):
-        args = argparse.Namespace(**{"ranks": None, "elastic": False, "oversubscribe": False, "command": []} | given_)
-        with pytest.raises(UserError, match=message):
-            ranks.run(args, lambda rank: 0)

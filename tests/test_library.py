@@ -1,7 +1,5 @@
 """What `import cpuopt` offers: an engine with the command line's defaults, whose results show what the verbs print."""
 
-import re
-
 import numpy as np
 import pytest
 
@@ -67,13 +65,6 @@ def test_kernels_and_rewrites_are_chosen_by_name(how, variants, fused):
     assert ("matmul_update" in called(built)) == fused
 
 
-def test_a_choice_that_cannot_be_is_refused():
-    with pytest.raises(UserError, match="give the rules to the Choice"):
-        cpuopt.build(Net(), INPUTS, variant=Choice("vanilla"), swap=["gelu=vanilla"])
-    with pytest.raises(UserError, match="did you mean 'optimized'"):
-        cpuopt.build(Net(), INPUTS, variant="optimised")
-
-
 def test_gradients_are_kept_where_they_are_asked_for(engine):
     with pytest.raises(UserError, match="gradients=True"):
         engine.gradients()
@@ -106,27 +97,6 @@ def test_weights_are_saved_and_loaded(engine, tmp_path):
     for model, why in ((Spare(), "'spare' is missing"), (Less(), "'out.bias' is no parameter")):
         with pytest.raises(UserError, match=why):
             Engine(model, INPUTS, threads=1, train=False).load_weights(file)
-
-
-def test_a_profile_that_passes_its_roofs_has_them_raised(engine, monkeypatch):
-    def flat(rate):
-        return Roofs(1, (Level("memory", None),), rate, {"memory": {"read": rate}}, 1.0)
-
-    monkeypatch.setattr(rates, "roofs", lambda n: flat(1e-6))
-    monkeypatch.setattr(rates, "lower_now", lambda roofs: [])
-    monkeypatch.setattr(rates, "raised", lambda kept, calls: (flat(1e6), [f"raised by {len([*calls])}"]))
-    report = engine.profile(steps=2)
-    assert report.profile.roofs == flat(1e6)
-    assert report.profile.mfu > 0
-    assert not any("impossible" in d for d in report.profile.doubts)
-    assert any(re.fullmatch("raised by [1-9][0-9]*", d) for d in report.profile.doubts)
-    assert "unfit" not in str(report)
-    monkeypatch.setattr(rates, "raised", lambda kept, calls: (kept, []))
-    report = engine.profile(steps=2)
-    assert sum("which is impossible" in d for d in report.profile.doubts) == 1
-    assert "unfit" in str(report)
-    assert report.profile.mfu is None
-    assert "MFU" not in report.profile.words
 
 
 def test_a_profile_in_bfloat16_is_held_against_the_peaks_of_its_types(monkeypatch):
@@ -233,70 +203,49 @@ def test_two_functions_are_compared():
         compared(quick, slow, rounds=3)
     with pytest.raises(UserError, match="compare: 'slow' is no function"):
         compared(quick, "slow")
-    with pytest.raises(UserError, match="check_gradient: 'gelu' is no op"):
-        cpuopt.check_gradient("gelu")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        (lambda: Engine(Net, INPUTS), r"the model is the class Net; expected a module: Net\(...\)"),
-        (lambda: Engine(Net(), {"x": (4, 2)}), r"input 'x' is \(4, 2\); expected shape and dtype"),
-        (lambda: Engine(Net(), INPUTS, micro_batches=0), "micro_batches 0: expected 1 or more"),
-        (lambda: Choice("optimized", "gelu=blas"), "swaps 'gelu=blas': expected a list of rules"),
-        (lambda: Choice(None), "variant None: expected the name of one; known: "),
-        (lambda: Choice("fast"), "^variant 'fast': no kernel is registered under it; known: "),
-    ],
-)
-def test_a_newcomers_slip_is_told_what_to_write(wrong, why):
-    with pytest.raises(UserError, match=why):
-        wrong()
+def built(**how):
+    return cpuopt.build(Net(), INPUTS, **how)
 
 
-@pytest.mark.parametrize(("how", "meant"), [({"thread": 2}, "threads"), ({"optimiser": "sgd"}, "optimizer")])
-def test_a_misspelt_keyword_names_the_nearest(how, meant):
-    (name,) = how
-    with pytest.raises(UserError, match=rf"^Engine\({name}=...\): no such keyword; did you mean '{meant}'\?$"):
-        Engine(Net(), INPUTS, **how)
-    with pytest.raises(UserError, match=rf"^build\({name}=...\): no such keyword"):
-        cpuopt.build(Net(), INPUTS, **how)
+def of(inputs):
+    return Engine(Net(), inputs)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        (lambda: Engine(Net(), INPUTS, thread=2), r"Engine\(thread=...\): no such keyword; did you mean 'threads'\?$"),
+        (lambda: built(optimiser="sgd"), r"build\(optimiser=...\): no such keyword; did you mean 'optimizer'\?$"),
+        (lambda: built(variant=Choice("vanilla"), swap=["gelu=vanilla"]), ".*give the rules to the Choice"),
+        (lambda: built(variant="optimised"), ".*did you mean 'optimized'"),
+        (lambda: Engine(Net, INPUTS), r".*the model is the class Net; expected a module: Net\(...\)"),
         (lambda: Engine(None, INPUTS), "Engine: the model is a NoneType; expected an nn.Module"),
-        (lambda: Engine(Net(), [1]), r"inputs \[1\]: expected them by name, as in "),
-        (
-            lambda: Engine(Net(), {"x": ((0, 4), "float32")}),
-            r"input 'x' has shape \(0, 4\); expected whole numbers of 1",
-        ),
+        (lambda: of({"x": (4, 2)}), r".*input 'x' is \(4, 2\); expected shape and dtype"),
+        (lambda: of([1]), r"inputs \[1\]: expected them by name, as in "),
+        (lambda: of({"x": ((0, 4), "float32")}), r"input 'x' has shape \(0, 4\); expected whole numbers of 1"),
+        (lambda: made(micro_batches=0), "micro_batches 0: expected 1 or more"),
+        (lambda: made(micro_batches="2"), "micro_batches '2': expected 1 or more"),
         (lambda: made(fuse=True), "fuse True: expected 'auto', 'all', 'none', or names"),
         (lambda: made(fuse="geluu"), "fuse 'geluu': no such rewrite; did you mean 'gelu'"),
-        (lambda: made(micro_batches="2"), "micro_batches '2': expected 1 or more"),
         (lambda: Engine(Net(), INPUTS, threads="2"), "threads = '2': expected 1 to "),
-        (
-            lambda: nn.Linear(4, 4, biass=True),
-            r"Linear\(biass=...\): no such keyword; did you mean 'bias'\?; expected",
-        ),
-        (
-            lambda: nn.Linear(4),
-            r"Linear: missing a required argument: 'out_features'; expected Linear\(in_features",
-        ),
+        (lambda: Choice("optimized", "gelu=blas"), ".*swaps 'gelu=blas': expected a list of rules"),
+        (lambda: Choice(None), ".*variant None: expected the name of one; known: "),
+        (lambda: Choice("fast"), "variant 'fast': no kernel is registered under it; known: "),
+        (lambda: nn.Linear(4, 4, biass=True), r"Linear\(biass=...\): no such keyword; did you mean 'bias'\?; expected"),
+        (lambda: nn.Linear(4), r"Linear: missing a required argument: 'out_features'; expected Linear\(in_features"),
         (lambda: nn.GELU(True), r"GELU: too many positional arguments; expected GELU\(\)$"),
         (lambda: Net(width=3), r"Net\(width=...\): no such keyword; expected Net\(out=3\)$"),
+        (lambda: nn.Linear(0, 3), "Linear: size 0; expected a whole number of 1 or more"),
+        (lambda: nn.Embedding(10, 2.5), "Parameter: size 2.5; expected a whole number of 1 or more"),
         (lambda: models.load("gpt3"), "models.load: 'gpt3': no such preset; did you mean 'gpt2-355M'"),
         (lambda: models.load('{"n_layr": 3}'), "models.load: unknown size 'n_layr'; known: n_layer"),
         (lambda: models.load(3), "models.load: 3: expected text, such as 'gpt2-124M'$"),
-        (lambda: nn.Linear(0, 3), "Linear: size 0; expected a whole number of 1 or more"),
-        (lambda: nn.Embedding(10, 2.5), "Parameter: size 2.5; expected a whole number of 1 or more"),
+        (lambda: made().profile(steps="5"), "profile: steps '5', warmup 1; expected 1 or more"),
+        (lambda: cpuopt.check_gradient("gelu"), "check_gradient: 'gelu' is no op"),
     ],
 )
 def test_a_mistake_is_one_line(wrong, message):
     with pytest.raises(UserError, match=f"^{message}"):
         wrong()
-
-
-def test_a_profile_of_a_text_of_steps_is_refused(engine):
-    with pytest.raises(UserError, match=r"^profile: steps '5', warmup 1; expected 1 or more"):
-        engine.profile(steps="5")

@@ -19,6 +19,7 @@ from cpuopt import cli, kernels
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import line_table, places
+from cpuopt.kernels.compile.jit import code_digest
 from cpuopt.kernels.compile.sampling import ThreadSampler, unavailable
 from cpuopt.kernels.toolkit.threads import set_threads
 from cpuopt.measure import lines
@@ -125,17 +126,11 @@ def test_shares_hold_the_truth_and_name_the_inlined_chain(mine):
     call = 1 + next(i for i, text in enumerate(FILE.splitlines()) if text.endswith("# call"))
     assert row.chain[0] == f"{mine}:{call} residual_forward"
     assert found.functions[0].function == "residual_forward"
-    assert found.codes == [registry_digest("split")]
-
-
-def registry_digest(variant):
-    from cpuopt.kernels.compile.jit import code_digest
-
-    return code_digest(registry.find("residual_forward", variant))
+    assert found.codes == [code_digest(registry.find("residual_forward", "split"))]
 
 
 def test_a_late_chunk_shows_its_thread_and_its_line(mine):
-    found = sample("late")
+    found = sample("late", 0.4)
     rows = [r for r in found.rows if r.text.endswith("# late")]
     by_thread = np.sum([r.threads for r in rows], axis=0)
     assert max(by_thread) > 0.9 * sum(by_thread)
@@ -143,13 +138,13 @@ def test_a_late_chunk_shows_its_thread_and_its_line(mine):
 
 
 def test_a_kernel_bound_by_libm_shows_it(mine):
-    found = sample("libm")
+    found = sample("libm", 0.4)
     row = next(r for r in found.rows if r.function == "math functions (libm)")
     assert row.samples > 0.5 * sum(r.samples for r in found.rows if not r.function.startswith(lines.WAITS))
 
 
 def test_a_kernel_in_python_has_no_line(mine):
-    found = sample("python")
+    found = sample("python", 0.4)
     assert [r for r in found.rows if r.file] == []
     assert found.rows[0].function == "Python"
     assert found.codes == [""]

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -184,42 +185,26 @@ def test_nodes_and_pages(computer, tmp_path, monkeypatch, files, nodes, huge):
     assert machine.pages()["arena"] == "small"
 
 
+HELD = "anon 7\ninactive_file 1\ntotal_inactive_file 30\ntotal_active_file 4"
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "left"),
     [
-        (V2, {"jobs/a/memory.max": "max", "jobs/a/memory.current": 5}, None),
-        (V2, {"jobs/a/memory.max": 100, "jobs/a/memory.current": 30}, 70),
-        (
-            V2,
-            {"jobs/memory.max": 100, "jobs/memory.current": 30, "jobs/a/memory.max": 90, "jobs/a/memory.current": 0},
-            70,
-        ),
-        (V1, {"memory/jobs/a/memory.limit_in_bytes": 100, "memory/jobs/a/memory.usage_in_bytes": 1}, 99),
-        (BOTH, {"memory/memory.limit_in_bytes": 100, "memory/memory.usage_in_bytes": 1}, 99),
+        (V2, {"jobs/a/max": "max", "jobs/a/current": 5}, None),
+        (V2, {"jobs/a/max": 100, "jobs/a/current": 30}, 70),
+        (V2, {"jobs/max": 100, "jobs/current": 30, "jobs/a/max": 90, "jobs/a/current": 0}, 70),
+        (V1, {"memory/jobs/a/limit_in_bytes": 100, "memory/jobs/a/usage_in_bytes": 1}, 99),
+        (BOTH, {"memory/limit_in_bytes": 100, "memory/usage_in_bytes": 1}, 99),
         (V2, {}, None),
-        (V2, {"memory.max": 100, "memory.current": 130}, 0),
-        (  # what is held of files goes where memory is wanted
-            V2,
-            {
-                "jobs/a/memory.max": 100,
-                "jobs/a/memory.current": 60,
-                "jobs/a/memory.stat": "anon 7\ninactive_file 30\nactive_file 4",
-            },
-            74,
-        ),
-        (
-            V1,
-            {
-                "memory/memory.limit_in_bytes": 100,
-                "memory/memory.usage_in_bytes": 60,
-                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 30\ntotal_active_file 4",
-            },
-            74,
-        ),
+        (V2, {"max": 100, "current": 130}, 0),
+        # what is held of files goes where memory is wanted
+        (V2, {"jobs/a/max": 100, "jobs/a/current": 60, "jobs/a/stat": "inactive_file 30\nactive_file 4"}, 74),
+        (V1, {"memory/limit_in_bytes": 100, "memory/usage_in_bytes": 60, "memory/stat": HELD}, 74),
     ],
 )
 def test_the_arena_knows_what_its_container_has_left(computer, membership, files, left):
-    computer(membership, files)
+    computer(membership, {re.sub(r"(\w+)$", r"memory.\1", name): x for name, x in files.items()})
     assert machine.memory_left() == left
     assert (arena.available_bytes() == left) is (left is not None)
 

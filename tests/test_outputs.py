@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import stat
-from argparse import _SubParsersAction
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
@@ -12,13 +11,14 @@ import numpy as np
 import pytest
 from listening import Listener
 from small_runs import FLAGS, prepare, run
+from verbs import flags_of
 
 from cpuopt import cli, files, kernels
 from cpuopt.cli import common
 from cpuopt.data import corpus
 from cpuopt.errors import UserError
 from cpuopt.files import write_whole
-from cpuopt.files.outputs import Output, check, check_apart, check_unread
+from cpuopt.files.outputs import check
 from cpuopt.library import magics
 from cpuopt.train import checkpoint, inputs, record
 from cpuopt.weights import check_target, open_weights
@@ -68,15 +68,6 @@ READ_ALONE = {"choices", "state", "peer_python", "runs"}
 def _here(here):
     Path("text.txt").write_text("a text of some length\n" * 200)
     Path("mine.py").write_text("open('ran', 'w').close()\n")  # nothing may run it
-
-
-def flags_of(parser):
-    """Yield the actions of a parser and of its own verbs."""
-    for action in parser._actions:
-        yield action
-        if isinstance(action, _SubParsersAction):
-            for p in action.choices.values():
-                yield from flags_of(p)
 
 
 def test_every_path_of_every_verb_is_known_as_an_input_or_an_output():
@@ -158,13 +149,6 @@ def test_a_file_of_another_user_is_not_replaced():
         check(Path("r.html"), "--html")
 
 
-def test_a_file_that_this_user_wrote_is_replaced():
-    Path("r.html").write_text("old")
-    check(Path("r.html"), "--html")
-    write_whole(Path("r.html"), [b"new"])
-    assert Path("r.html").read_text() == "new"
-
-
 @pytest.mark.parametrize("make", PLACES)
 def test_whatever_comes_to_the_place_later_is_not_replaced_either(make):
     make(Path("place"))
@@ -207,12 +191,7 @@ def test_no_output_is_an_input(capsys, command, read, alias):
     assert command.split()[-1] in line
     assert "this command reads it" in line
     assert "names.toml" not in command or "reads it (text.txt)" in line
-
-
-def test_a_new_page_in_the_folder_of_a_run_may_be_written_again():
-    Path("run").mkdir()
-    Path("run/report.html").touch()
-    check_unread([Output("--html", Path("run/report.html"))], [Path("run")])
+    assert kernels.imported(Path("mine.py").resolve()) is None
 
 
 def test_the_package_is_not_replaced(capsys):
@@ -261,11 +240,6 @@ def test_no_two_outputs_lie_on_each_other(capsys, words):
     assert "writes there too" in line
 
 
-def test_outputs_beside_each_other_are_right():
-    check_apart([Output("--html", Path("a")), Output("--save", Path("b"), whole=True), Output("--runs", Path("runs"))])
-    check_apart([Output("--html", Path("runs/a")), Output("--runs", Path("runs"))])
-
-
 def test_tokens_are_written_both_or_not_at_all(capsys, monkeypatch):
     right = corpus.write_tokens
 
@@ -285,10 +259,6 @@ def test_a_cell_is_written_to_a_file_only(make):
     with pytest.raises(UserError, match=r"%%kernel mine_gelu_forward\.py: cannot be written"):
         magics.try_kernel("gelu_forward mine", "def gelu_forward(out, inp): pass")
     assert state() == before
-
-
-def test_no_kernel_was_loaded_by_these():
-    assert kernels.imported(Path("mine.py").resolve()) is None
 
 
 # What a run saves, and where
@@ -406,12 +376,6 @@ def test_a_folder_of_runs_and_one_of_checkpoints_may_be_links():
     assert sorted(os.listdir("disk/checkpoints")) == ["step-00000006", "step-00000008"]
     assert (outside / "file").read_text() == "mine"
     assert checkpoint.newest(result.path).state["step"] == 8
-
-
-def test_a_link_to_no_folder_of_runs_is_refused_at_once():
-    os.symlink("nowhere", "runs")
-    with pytest.raises(UserError, match="--runs runs: "):
-        record.check_root(Path("runs"))
 
 
 def test_two_runs_of_one_name_at_one_instant_both_have_a_folder(monkeypatch):

@@ -8,51 +8,27 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from cpuopt import ops, profiler
+from cpuopt import ops
 from cpuopt.building import run_calls
 from cpuopt.check.result import WORDS
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.measure.profile import UNACCOUNTED, op_ids
 from cpuopt.measure.quartile import apart, lower_quartile
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
-from cpuopt.report import console, style, tables, trace
-from cpuopt.train.job import Cycle, Settings, TrainingSteps
+from cpuopt.report import tables, trace
 
 B, T = 2, 8
 TICK = 10  # ns that a reading of the clock takes
 BETWEEN = 5 * TICK  # a step reads the clock at its start, its end, and around four phases
-LABELS = [
-    "Encoder Forward",
-    "Layernorm Forward",
-    "Matmul Forward",
-    "Attention Forward",
-    "Residual Forward",
-    "GELU Forward",
-    "Softmax/Cross-entropy Forward",
-    "Softmax/Cross-entropy Backward",
-    "Matmul Backward dinp",
-    "Matmul Backward dw/db",
-    "Layernorm Backward",
-    "Residual Backward",
-    "GELU Backward",
-    "Attention Backward",
-    "Encoder Backward",
-    "Gradient norm",
-    "AdamW",
-    UNACCOUNTED,
-]
 CALLS = {"Matmul Forward": 9, "Matmul Backward dw/db": 9, "GELU Backward": 2, "Encoder Forward": 1, "AdamW": 28}
 
 
@@ -159,8 +135,8 @@ def cost(op, variant="fake"):
 # What a profile says
 
 
-def test_every_kind_of_op_has_its_row_in_the_order_of_a_step(result):
-    assert [r.label for r in result.ops] == LABELS
+def test_every_kind_of_op_has_its_row_in_the_order_of_a_step(result, engine):
+    assert [r.label for r in result.ops] == [*dict.fromkeys(c.op.label for c in engine.program.calls), UNACCOUNTED]
     assert {r.label: r.calls for r in result.ops if r.label in CALLS} == CALLS
     assert row(result, "AdamW").kernels == ["adamw[fake]"]
     assert [r.op for r in result.ops] == [op_ids(r.label, r.kernels) for r in result.ops]
@@ -172,15 +148,6 @@ def test_a_row_is_the_time_of_its_calls_and_of_nothing_else(result):
     assert row(result, "Matmul Backward dw/db").ms == pytest.approx(9 * cost("matmul_backward_weight") / 1e6)
     assert row(result, "Encoder Forward").ms == pytest.approx(cost("embedding_forward") / 1e6)
     assert row(result, "Gradient norm").ms == pytest.approx(28 * cost("sumsq") / 1e6)
-
-
-def test_rates_are_those_of_the_declaration(result, engine):
-    r = row(result, "Attention Backward")
-    calls = [c for c in engine.program.calls if c.op.name == "attention_backward"]
-    assert (r.flops, r.bytes) == (sum(c.flops for c in calls), sum(c.bytes for c in calls))
-    assert r.gflops == pytest.approx(r.flops / (2 * cost("attention_backward")))
-    assert r.gbs == pytest.approx(r.bytes / (2 * cost("attention_backward")))
-    assert sum(r.flops for r in result.ops) == engine.program.flops
 
 
 def test_a_row_is_held_against_the_roof_that_binds(engine, shared, profiled):
@@ -236,26 +203,6 @@ def test_shares_add_to_100_and_ms_to_the_step(profiled):
     assert all(r.share == pytest.approx(100 * r.ms / p.quiet_ms) for r in p.ops)
     assert sum(r.ms for r in p.layers) + p.unaccounted_ms == pytest.approx(p.quiet_ms)
     assert sum(r.share for r in p.layers) + p.ops[-1].share == pytest.approx(100)
-
-
-def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, profiled, monkeypatch):
-    load = engine._load
-
-    def slow_load(batch):
-        CLOCK.now += 70_000
-        load(batch)
-
-    monkeypatch.setattr(engine, "_load", slow_load)
-    _, p = profiled()
-    assert p.unaccounted_ms == p.ops[-1].ms == pytest.approx((70_000 + BETWEEN) / 1e6)
-
-
-def test_a_kernel_twice_as_slow_shows_in_its_row_alone(profiled):
-    _, before = profiled(steps=3)
-    CLOCK.cost["fake", "gelu_backward"] *= 2
-    _, after = profiled(steps=3)
-    moved = {r.label: b.ms - r.ms for r, b in zip(before.ops, after.ops, strict=True) if abs(b.ms - r.ms) > 1e-9}
-    assert moved == {"GELU Backward": pytest.approx(CLOCK.cost["fake", "gelu_backward"] / 1e6)}
 
 
 def test_layers_say_which_variant_ran_where():
@@ -360,7 +307,9 @@ def test_a_call_that_runs_twice_in_a_step_counts_twice(engine, shared):
     gelu = row(r, "GELU Forward")
     assert (gelu.calls, gelu.ms) == (4, pytest.approx(4 * cost("gelu_forward") / 1e6))
     assert gelu.flops == 4 * next(c.flops for c in engine.program.calls if c.op.name == "gelu_forward")
-    assert gelu.gflops == pytest.approx(gelu.flops / (4 * cost("gelu_forward")))
+    assert gelu.bytes == 4 * next(c.bytes for c in engine.program.calls if c.op.name == "gelu_forward")
+    rates = (gelu.flops / (4 * cost("gelu_forward")), gelu.bytes / (4 * cost("gelu_forward")))
+    assert (gelu.gflops, gelu.gbs) == pytest.approx(rates)
 
 
 def test_overhead_is_what_the_profiling_loop_adds_and_leaves_the_model_alone(result, engine):
@@ -373,38 +322,7 @@ def test_overhead_is_what_the_profiling_loop_adds_and_leaves_the_model_alone(res
     assert (engine.runner, [*p.steps]) == (p.run_calls, [])
 
 
-def test_json_is_one_plain_object(result):
-    got = json.loads(json.dumps(to_json(result), allow_nan=False))
-    assert "raw" not in got
-    assert {"model", "B", "T", "threads", "variant", "swaps", "steps", "tokens_per_s", "peak_rss_mb"} <= got.keys()
-    assert {"unaccounted_ms", "profiler_overhead_ms", "threading_layer", "step_ms_values", "checked"} <= got.keys()
-    assert {"median", "min", "max"} <= got["step_ms"].keys()
-    assert {"python", "numpy", "numba"} <= got["versions"].keys()
-    assert (got["model"], got["B"], got["T"], got["steps"]) == ("gpt2-tiny", B, T, 1)
-    for r in got["ops"]:
-        assert isinstance(r["op"], str)
-        assert all(isinstance(r[k], int | float) for k in ("calls", "ms", "share", "gflops", "gbs", "flops", "bytes"))
-    for r in got["layers"]:
-        assert all(isinstance(r[k], str) for k in ("layer", "op", "variant"))
-        assert isinstance(r["ms"], float)
-
-
 # What profiling leaves as it was
-
-
-def test_profiled_or_not_the_losses_have_the_same_bits():
-    plain, choice = make_engine()
-    losses = [plain.step(**batch(i)) for i in range(3)]
-    profiled, _ = make_engine()
-    p = Profiler(profiled, CLOCK)
-    seen = []
-    for i in range(3):
-        with p.time_step():
-            seen.append(profiled.step(**batch(i)))
-        p.profile(model="m", B=B, T=T, choice=choice)
-    assert seen == losses
-    assert len({s.loss for s in losses}) == 3
-    assert all(np.array_equal(a, profiled.parameters()[n]) for n, a in plain.parameters().items())
 
 
 def test_remove_gives_the_engine_its_loop_back(engine):
@@ -438,27 +356,6 @@ def test_a_step_that_fails_is_not_counted(engine, shared):
     with p.time_step():
         engine.step(**batch())
     assert [(s.number, len(s.runs)) for s in p.steps] == [(0, 4)]
-
-
-def test_profile_of_a_job(engine, shared):
-    steps = TrainingSteps(
-        Settings(B=B, T=T, steps=3, clip=1.0), engine, Cycle([tuple(batch(i).values()) for i in range(5)])
-    )
-    checked = [{"kernel": "gelu_forward[vanilla]", "status": "right"}]
-    job = SimpleNamespace(
-        settings=steps.settings,
-        engine=engine,
-        take_step=steps.take_step,
-        choice=shared[1],
-        name="gpt2-tiny",
-        checked=checked,
-    )
-    ticks = Counter()
-    r = profiler.profile(job, warmup=2, tick=lambda: ticks.update("x"))
-    assert (ticks["x"], r.steps, r.warmup, r.model, r.checked) == (5, 3, 2, "gpt2-tiny", checked)
-    assert r.hashes.keys() == r.codes.keys() == {k.name for k in engine.kernels}
-    assert set(r.hashes.values()) == {"unknown"}  # of plain Python functions
-    assert engine.runner is run_calls
 
 
 def test_peak_memory_is_of_this_process_alone_and_numba_is_not_imported():
@@ -500,27 +397,15 @@ def test_trace_events_nest_exactly_and_say_what_each_call_was(engine, profiled, 
     assert data["displayTimeUnit"] == "ms"
 
 
-def test_trace_is_whole_or_not_there(result, tmp_path, monkeypatch):
-    (tmp_path / "t.json").write_text("old")
-    monkeypatch.setattr("cpuopt.files.os.fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(UserError, match="No space left"):
-        trace.write_trace(tmp_path / "t.json", result)
-    assert [f.name for f in tmp_path.iterdir()] == ["t.json"]
-    assert (tmp_path / "t.json").read_text() == "old"
-
-
 # The tables
 
 
-def show(profile, width=100, encoding="utf-8", **kw):
+def show(profile, width=100, **kw):
     """What a pipe would get, line by line."""
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
-    console = Console(file=file, width=width, highlight=False)
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     for r in tables.profile_tables(profile, **kw):
         console.print(r)
-    file.flush()
-    return [line.rstrip() for line in raw.getvalue().decode(encoding).splitlines()]
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def checks(profile, status="right", **other):
@@ -528,34 +413,16 @@ def checks(profile, status="right", **other):
     profile.checked += [{"kernel": f"{op}[fake]", "status": s} for op, s in other.items()]
 
 
-@pytest.mark.parametrize("width", [80, 100])
-def test_tables_show_every_row_whole(result, width):
-    lines = show(result, width)
-    text = "\n".join(lines)
+def test_tables_show_every_row_whole(result):
+    lines = show(result, 80)
     names = tuple(op_ids(r.op, r.kernels) for r in result.ops)
-    assert len(names) == len(LABELS)
     assert all(any(line.startswith(name) for line in lines) for name in names)
-    assert "…" not in text
-    assert all(len(line) <= width for line in lines)
     matmul = next(line for line in lines if line.startswith("matmul_forward")).split()
     ms, share = row(result, "Matmul Forward").ms, row(result, "Matmul Forward").share
     assert matmul[1:4] == ["9", f"{ms:.3f}", f"{share:.1f}%"]
     step = next(line for line in lines if line.startswith("step")).split()
     assert step[1:4] == ["113", f"{result.quiet_ms:.3f}", "100.0%"]
-    ends = {line.index("%") for line in lines if line.startswith(names)}
-    assert len(ends) == 1, "numbers are aligned at the right"
-
-
-def test_a_narrow_table_breaks_no_short_word_and_loses_no_column(monkeypatch):
-    out = io.StringIO()
-    monkeypatch.setattr(console, "OUT", Console(file=out, width=40))
-    table = style.table("", ">vanilla", ">ratio", ">control", "verdict")
-    table.add_row("2x32, 2 threads", "0.275", "0.217 [0.013, 7.622]", "1.016", style.verdict("inconclusive"))
-    console.show([table])
-    assert out.getvalue().split() == [
-        *("vanilla", "ratio", "control", "verdict"),
-        *("2x32,", "2", "threads", "0.275", "0.217", "1.016", "inconclusive", "[0.013,", "7.622]"),
-    ]
+    assert len({line.index("%") for line in lines if line.startswith(names)}) == 1, "numbers are aligned at the right"
 
 
 def test_table_by_layer_sums_blocks_and_phases(result):
@@ -608,18 +475,3 @@ def test_no_figure_of_a_kernel_that_did_not_pass(result, status):
     assert show(result, 200)[1:] == [why + "adamw[fake]"]
     checks(result, rmsnorm_forward=status)  # which did not run
     assert show(result)[-1] == "checked: 17 kernels right"
-
-
-def test_an_imbalance_that_nobody_measured_has_no_column(result):
-    result.roofs = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
-    rows = [replace(r, of_roof=50.0, roof="memory", imbalance=None) for r in result.ops]
-    assert "imbalance" not in " ".join(show(replace(result, ops=rows)))
-    uneven = [replace(r, imbalance=1.5) for r in rows]
-    assert "imbalance: slowest thread / mean" in " ".join(show(replace(result, ops=uneven)))
-
-
-def test_bars_without_block_characters(result):
-    bars = [line for line in show(result, encoding="ascii") if "#" in line]
-    assert any("########" in line for line in bars)
-    assert not any("?" in line for line in bars)
-    assert any("████████" in line for line in show(result))

@@ -1,23 +1,16 @@
 """The race: its table follows from records, and docs/race.md from the table."""
 
-import importlib.util
-import sys
 from math import log
-from pathlib import Path
 
 import pytest
-
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+from verbs import ROOT, script
 
 
 @pytest.fixture(scope="module")
 def race():
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("race", FOLDER / "race.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield script("benchmarks/race.py")
 
 
 def record(last=2.5):

@@ -121,29 +121,6 @@ def test_a_rank_keeps_the_states_of_its_slice_alone(size):
     assert max(kept) <= 2 * (parameters / size + len(pass_.buckets_of(engines[0].program, 1)) * ops.BLOCK)
 
 
-def test_a_skipped_step_changes_nothing(small_buckets):
-    def work(comm):
-        engine = engine_of(comm)
-        before = {n: p.copy() for n, p in engine.parameters().items()}
-        n, (first, _) = 4 // comm.size, batches(GPT2, 4)
-        mine = first[comm.rank * n : (comm.rank + 1) * n]
-        for _ in range(2):
-            engine.step(more=mine[1:], accept=lambda step: False, **mine[0])
-        return all(np.array_equal(before[n], p) for n, p in engine.parameters().items())
-
-    assert all(Team(2).run(work))
-
-
-def test_the_program_is_refused_where_a_slice_is_sent_before_its_gradients_are_there(small_buckets):
-    (engine,) = Team(1).run(lambda comm: engine_of(comm))
-    program = engine.program
-    sent = next(c for c in program.calls if c.phase == "reduce")
-    program.calls.remove(sent)
-    program.calls.insert(next(i for i, c in enumerate(program.calls) if c.phase == "backward") + 1, sent)
-    with pytest.raises(UserError, match=r"reads bucket.* no earlier call has written"):
-        program.verify()
-
-
 def leaf_sums(n):
     """The sum of n leaves as nested pairs, as the plan of one rank makes it."""
     places = {}

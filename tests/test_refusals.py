@@ -122,12 +122,17 @@ bench --peer fast | | --peer fast: expected one of torch-eager, …, torch-bf16,
 bench BENCH --moments half | | --moments 'half': expected one of float32, bf16
 bench BENCH --out none/x.json | | --out none/x.json: cannot be written
 generate | | either --init
+train JOB --ranks 0 | | --ranks 0: expected 1 or more
+train JOB --elastic | | --elastic: expected
 generate --init model --model gpt2-tiny | | either --init
 scale --project 1,16 | | --project 1: one thread
 scale --project many | | --project 'many': expected numbers
 scale --threads 0 | | --threads '0': expected numbers
 scale --steps 2 | | --steps 2: expected 3 or more
+scale <--caches~2 --nodes~0~--project~4 --caches~5~--project~4> | |
+  expected 1 or more, up to the largest number of threads in --project
 scale --bandwidth 0 | | --bandwidth 0: expected GB/s
+ab gelu_forward optimized vanilla --sizes=<N=0 N=-3 N=x =3 4x64= N=3,C=4,N=5 ,> | | ^--sizes …
 sweep gelu_forward --threads 1 | | --over is missing
 sweep gelu_forward --threads 1 --over N=4 --over N=8 | | expected each symbol once
 sweep gelu_forward --threads 1 --over N=4 --variants optimised | | 'optimised'; did you mean 'optimized'?

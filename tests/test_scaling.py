@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import cli
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.queue import deal, take
@@ -270,12 +269,6 @@ def test_ops_with_fewer_chunks_than_threads_and_arrays_of_several_caches_are_nam
     assert "wte, m (0.49 GB) by a, b; the pool (1.00 GB)" in report.shared(s)
     s.ops, s.caches = [enough], 1
     assert report.idle(s) == report.shared(s) == ""
-
-
-@pytest.mark.parametrize("flags", ["--caches 2", "--nodes 0 --project 4", "--caches 5 --project 4"])
-def test_caches_and_nodes_are_those_of_a_prediction(flags, capsys):
-    assert cli.main(["scale", *flags.split()]) == 2
-    assert "expected 1 or more, up to the largest number of threads in --project" in capsys.readouterr().err
 
 
 def test_kernels_are_cut_for_the_predicted_threads(said):

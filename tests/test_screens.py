@@ -52,6 +52,9 @@ VERDICTS = ("no difference shown", "inconclusive", "faster")
 SIZES = {"BT": 16384, "C": 1600, "OC": 50304}
 RUN = f"20261231-235959-ab-{OP}-generated-optimized.12"
 RATIO = {"median": 10.254, "low": 10.107, "high": 10.498}
+LEVELS = [{"name": "L1", "nbytes": 32768, "sharers": 1}, {"name": "memory", "nbytes": None, "sharers": 2}]
+ROOFS = {"threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [], "levels": LEVELS}
+ROOFS |= {"gbs": {"L1": {"read": 300.0}, "memory": {"read": 10.0}}}
 
 
 def figures(**more):
@@ -75,10 +78,7 @@ def profile():
     p |= {"ops": [figures(op=name, kernels=kernels) for name in labels] + [figures(op=UNACCOUNTED, kernels=[])]}
     p |= {"layers": layers, "step_ms_values": [1.0], "versions": {}, "words": "A step takes long.", "mfu": 40.0}
     p |= {"checked": [{"kernel": k, "status": "right"} for k in kernels], "doubts": []}
-    level = [{"name": "L1", "nbytes": 32768, "sharers": 1}, {"name": "memory", "nbytes": None, "sharers": 2}]
-    roofs = {"threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [], "levels": level}
-    p["roofs"] = {**roofs, "gbs": {"L1": {"read": 300.0}, "memory": {"read": 10.0}}}
-    return from_json(Profile, p)
+    return from_json(Profile, {**p, "roofs": ROOFS})
 
 
 def sampled(threads):
@@ -101,12 +101,12 @@ def compared(verdict, **more):
 
 def comparison():
     results = [
-        compared(v, B=128, T=1024, threads=192, doubts=[], step=compared(v), cases=[])
-        | {"cases": [compared(v, sizes=SIZES, layers=["h.0"] * 48)] * 2}
+        compared(v, B=128, T=1024, threads=192, doubts=["busy"], step=compared(v), losses={"A": [1.0], "B": [1.0]})
+        | {"cases": [compared(v, sizes=SIZES, layers=["h.0"] * 48)] * 2, "hashes": {"optimized": "o", "generated": "g"}}
         for v in VERDICTS
     ]
     c = {"op": OP, "a": "optimized", "b": "generated", "model": "llama3.2-1B", "layer": "*", "in_step": True}
-    return {**c, "flush": False, **compared("no difference shown"), "results": results}
+    return {**c, "level": 96.8, "flush": False, **compared("no difference shown"), "results": results}
 
 
 def peers():
@@ -116,7 +116,11 @@ def peers():
     result |= {"phases_ms": {k: dict.fromkeys(("forward", "backward", "update"), 12345.6) for k in side}}
     names = ["torch-compile", "transformers", "optimized"]
     record = {"model": {"name": "gpt2-1558M"}, "variant": "optimized", "swap": [], "threads": 192, "rounds": 10}
-    record |= {"results": [{**result, "peer": n} for n in names], "geometric_mean": dict.fromkeys(names, RATIO)}
+    refused = {**result, "peer": names[0], "ratio": None, "refused": "other losses"}
+    record |= {
+        "results": [*({**result, "peer": n} for n in names), refused],
+        "geometric_mean": dict.fromkeys(names, RATIO),
+    }
     fastest = [{"B": 128, "T": 1024, "peer": names[0], "of": names, "ratio": RATIO}]
     return {**record, "machine": {"cpu": "Intel(R) Xeon(R) Platinum 8488C"}, "faster": fastest}
 

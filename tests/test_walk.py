@@ -14,7 +14,6 @@ import cpuopt.kernels
 from cpuopt import cli, files, ops
 from cpuopt.check import gate
 from cpuopt.check.cases import Case
-from cpuopt.cli.common import sizes_by_symbol
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
@@ -273,9 +272,3 @@ def test_a_judgement_is_forgotten_when_the_op_itself_changes():
             del registry.KERNELS[key]
     assert all(keys)
     assert keys[0] != keys[1]
-
-
-@pytest.mark.parametrize("text", ["N=0", "N=-3", "N=x", "=3", "4x64=", "N=3,C=4,N=5", " , "])
-def test_sizes_that_are_none(text):
-    with pytest.raises(UserError, match=r"^--sizes "):
-        sizes_by_symbol(text)

@@ -1,5 +1,6 @@
 """Verbs and scripts as tests run them, in this process."""
 
+import argparse
 import importlib.util
 import json
 from pathlib import Path
@@ -25,6 +26,16 @@ def strict(text):
         raise ValueError(f"{word} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def flags_of(parser):
+    """Yield the flags of a parser and of its own verbs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from flags_of(below)
+        else:
+            yield action
 
 
 def ran(capsys, *flags):
