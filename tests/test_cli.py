@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from verbs import SQUARES, flags_of, strict
@@ -94,19 +94,6 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy():
     assert int(n) < 300  # 245, of which Python itself needs many; NumPy would add 120
     assert not {"numba", "numpy", "llvmlite", "rich"} & {*more}
     assert not any({"numba", "llvmlite"} & {*imported} for imported in rest)
-
-
-def test_a_verb_is_a_module_and_a_line_of_the_list(monkeypatch, capsys):
-    verb = ModuleType("cpuopt.cli.greet", "``cpuopt greet``: a greeting.\n\nMore of it.")
-    verb.flags = lambda p: p.add_argument("name")
-    verb.run = lambda args: print(f"hello {args.name}")
-    monkeypatch.setitem(sys.modules, "cpuopt.cli.greet", verb)
-    monkeypatch.setattr(cli, "VERBS", (*VERBS, "greet"))
-    monkeypatch.setattr(cli, "GROUPS", {"say": ["greet"]})
-    assert cli.main(["greet", "you"]) == 0
-    with pytest.raises(SystemExit):
-        cli.main(["-h"])
-    assert re.search(r"^hello you\n(?s:.*)^ +greet +a greeting$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -6,8 +6,6 @@ import pytest
 import cpuopt
 from cpuopt import Choice, Engine, UserError, models, nn
 from cpuopt import functional as F
-from cpuopt.measure import rates
-from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import rendered, tables
 from cpuopt.weights.tensors import TensorFile
 
@@ -97,28 +95,6 @@ def test_weights_are_saved_and_loaded(engine, tmp_path):
     for model, why in ((Spare(), "'spare' is missing"), (Less(), "'out.bias' is no parameter")):
         with pytest.raises(UserError, match=why):
             Engine(model, INPUTS, threads=1, train=False).load_weights(file)
-
-
-def test_a_profile_in_bfloat16_is_held_against_the_peaks_of_its_types(monkeypatch):
-    """With memory that binds nothing, and bfloat16 a million times as fast, only products of float32 take time."""
-    levels = (Level("memory", None),)
-    roofs = Roofs(1, levels, 500.0, {"memory": {"read": 1e9}}, 1.0, bf16_gflops=5e8, bf16_by="pairs")
-    monkeypatch.setattr(rates, "roofs", lambda n: roofs)
-    monkeypatch.setattr(rates, "lower_now", lambda roofs: [])
-    monkeypatch.setattr(rates, "raised", lambda kept, calls: (kept, []))
-    engine = Engine(
-        models.parse("gpt2-tiny").module(), models.parse("gpt2-tiny").specs(2, 8), dtype="bfloat16", threads=1
-    )
-    ids = np.zeros((2, 8), np.int32)
-    p = engine.profile(steps=1, tokens=ids, targets=ids).profile
-    rows = {r.op: r for r in p.layers}
-    assert rows["attention_forward"].roof == "bf16"
-    assert 0 < rows["attention_forward"].of_roof < 1
-    assert rows["layernorm_forward"].roof == "FMA"
-    assert 0 < rows["layernorm_forward"].of_roof < 100
-    work = engine.program.work
-    least_ms = (work["float32"] / 500 + work["bfloat16"] / 5e8) / 1e6
-    assert p.mfu == pytest.approx(100 * least_ms / p.step_ms["quiet"])
 
 
 class Spare(Net):

@@ -9,11 +9,7 @@ from test_optimizers import HALF, NEW
 from verbs import goes_on
 
 from cpuopt import cli, ops
-from cpuopt.check.cases import ODD
-from cpuopt.check.cases import case as make_case
-from cpuopt.check.check import check
 from cpuopt.comm.threads import Team
-from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Choice
 from cpuopt.ops.rounding import bits_of, draw_of
@@ -128,39 +124,6 @@ def test_of_the_bits_of_an_element_any_two_are_independent():
             assert (pairs**2).sum() / 256 / 4095 == pytest.approx(1, abs=0.1)  # chi squared, a degree of freedom
 
 
-def of_another_part(param, m, v, copy, grad, *numbers):
-    """Rounds the parameter by the bits of m."""
-    given = [x.astype(F32) for x in (param, m, v)]
-    registry.KERNELS["adamw", "vanilla"].function(*given, copy, grad, *numbers)
-    for x, new, state in zip((param, m, v), given, (0, 0, 1), strict=True):
-        words = new.view(np.uint32).astype(np.uint64) + bits_of(*numbers[-2:], x.size, state)
-        x[...] = (words >> 16).astype(np.uint16).view(HALF)
-
-
-def to_nearest(param, m, v, copy, grad, *numbers):
-    """Rounds the parameter to nearest, and states as they should be."""
-    wide = param.astype(F32)
-    registry.KERNELS["adamw", "vanilla"].function(wide, m, v, copy, grad, *numbers)
-    param[...] = wide.astype(HALF)
-
-
-@pytest.mark.parametrize("function", [of_another_part, to_nearest])
-def test_a_kernel_that_rounds_weights_otherwise_is_refused(function):
-    types = {"param": "bfloat16", "m": "bfloat16", "v": "bfloat16"}
-    mutant = registry.Kernel(ops.adamw, "mutant", function, narrow=True)
-    result = check(mutant, make_case(ops.adamw, ODD, types=types), threads=(1,))
-    assert result.verdict == "wrong", result
-
-
-def test_a_case_with_narrow_weights_has_no_copy_of_them():
-    op = ops.ALL["classifier_update"]
-    types = dict.fromkeys(("weight", "copy", "inp"), "bfloat16")
-    narrow = make_case(op, ODD, types=types)
-    assert "copy" in narrow.absent
-    assert narrow.types.keys() == {"weight", "inp"}
-    assert "copy" not in make_case(op, ODD, types={"copy": "bfloat16", "inp": "bfloat16"}).absent
-
-
 def test_a_weight_whose_update_cannot_write_it_keeps_its_float32(monkeypatch):
     usual_kernel = registry.KERNELS["adamw", "vanilla"]
     stubborn = registry.Kernel(ops.adamw, "stubborn", usual_kernel.function, where="here:1", narrow=False)
@@ -180,13 +143,6 @@ def test_what_is_written_to_a_weight_is_rounded_to_nearest_and_read():
     assert abs(engine.forward(**batch) - before) > 1e-3
     wte[...] = F32(1 + 2**-8 + 2**-20)
     assert (wte.astype(F32) == 1 + 2**-7).all()
-
-
-def test_what_does_not_go_together_is_refused():
-    with pytest.raises(UserError, match="weights 'bfloat16': products read them so with dtype='bfloat16' alone"):
-        engine_of(dtype="float32", weights="bfloat16")
-    with pytest.raises(UserError, match="weights 'half': expected 'float32' or 'bfloat16'"):
-        engine_of(weights="half")
 
 
 def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys, monkeypatch):

@@ -61,14 +61,12 @@ train JOB -T 65 | | ^-T 65: gpt2-tiny has a context of 64 tokens; take -T 64 or 
 <profile program> JOB --kernels none.py | | no such file
 
 train JOB --model gpt2-tinny | | --model 'gpt2-tinny': no such preset; did you mean 'gpt2-tiny'?
-train JOB --model bert | | no such preset; known: gpt2-tiny, …
 train JOB --model [1] | | --model '[1]': no such preset
 train JOB --model '{"n_layer": 2' | | not JSON (Expecting ',' delimiter
 train JOB --model '{"\u001b[31m": 1}' | | unknown size
 train JOB --model '{"n_embd": 65, "n_head": 2}' | | model: n_embd = 65 is not a multiple of n_head = 2
 train JOB --model '{"n_layer": 0}' | | model: n_layer is 0; expected a whole number from 1 to 4096
 train JOB --model '{"n_layer": 9000000000000000000000000000000000000000000000000000000000000}' | | n_layer is 9000000
-train JOB --model '{"n_layer": BIG}' | | expected a whole number
 train JOB --model '{"n_embd": 2147483648}' | | n_embd is 2147483648; expected a whole number from 1 to 2147483647
 train JOB --model '{"n_layer": NaN}' | | NaN is no number
 train JOB --model '{"n_layer": "2"}' | | n_layer is '2'
@@ -83,7 +81,6 @@ train JOB --model '{"model": "qwen3", "rope_type": "linear", "rope_high_freq_fac
   'linear' does not read it
 
 train JOB --config a.toml | a.toml: lr = BIG | lr is 1000000
-train JOB --config a.toml | a.toml: steps = BIG | steps is 1000000
 train JOB --config a.toml | a.toml: lr = 1\nlr = 2 | Cannot overwrite a value
 train JOB --config a.toml | a.toml: lr = '''\n\x1b[31m''' | expected TOML
 train JOB --config a.toml | a.toml: lrr = 0.1 | unknown 'lrr'; did you mean 'lr'?
@@ -103,14 +100,12 @@ train JOB --config a.json | a.json: { | --config
 train JOB --config <nowhere.toml .> | | --config
 train JOB --dtype bf61 | | --dtype 'bf61': expected one of float32, bf16; did you mean 'bf16'?
 train JOB --weights bf16 | | --weights bf16: products read them so with --dtype bf16 alone
-train JOB --weights int8 | | --weights 'int8': expected one of float32, bf16
 train JOB --model llama-tiny --base int8 | | --base int8: all weights are trained; add --lora r=8, or --freeze
 train JOB --model llama-tiny --base bf16 --lora r=2 | | --base bf16: products read it with --dtype bf16 alone
 train JOB --model llama-tiny --base int4 --lora r=2 | | --base 'int4': expected one of bf16, int8
 train JOB --model llama-tiny --base int8 --freeze *embed* | | base 'int8': no product inside a block
 train JOB --momentum 0.5 | | --momentum 0.5: adamw has no momentum; it has --lr, --beta1, --beta2, --eps, --weight-d
 train JOB --optimizer sgd --beta1 0.5 | | --beta1 0.5: sgd has no beta1; it has --lr, --momentum, --weight-de
-train JOB --optimizer lion --eps 1 | | --eps 1.0: lion has no eps; it has --lr, --beta1, --beta2, --weight-d
 train JOB --optimizer sgd --momentum 1 | | --momentum 1.0: expected 0 or more, and less than 1
 train JOB --optimizer lyon | | --optimizer 'lyon': there is no such; did you mean 'lion'?
 bench --model gpt2-tiny --weights bf16 --against vanilla | | beside vanilla read float32

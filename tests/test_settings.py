@@ -1,7 +1,5 @@
 """The table of settings: the docs show it, each check refuses, and a new line is a flag, a key and a check."""
 
-import argparse
-from dataclasses import fields, make_dataclass
 from pathlib import Path
 
 import pytest
@@ -30,24 +28,6 @@ def test_each_check_refuses_and_takes_its_default(name):
         Settings(**{name: bad}).check()
     allowed = FLAGS[name].metadata["allowed"][0]
     assert FLAGS[name].default is None or allowed(FLAGS[name].default)
-
-
-def test_one_line_is_a_flag_a_key_and_a_check(tmp_path, monkeypatch):
-    line = ("ema", float, settings.setting(0.5, "Keep this share of the average.", settings.NOT_NEGATIVE))
-    more = make_dataclass("More", [line], bases=(Settings,), frozen=True)
-    monkeypatch.setattr(settings, "FLAGS", {f.name: f for f in fields(more) if f.metadata})
-    monkeypatch.setattr(settings, "TYPES", {**settings.TYPES, "ema": float})
-    p = argparse.ArgumentParser()
-    settings.flags(p, "ema", "B")
-    assert p.parse_args(["--ema", "0.25"]).ema == 0.25
-    assert "Keep this share of the average. Default: 0.5." in p.format_help()
-    (tmp_path / "a.toml").write_text("ema = 0.75\n")
-    assert settings.read(tmp_path / "a.toml") == {"ema": 0.75}
-    (tmp_path / "a.toml").write_text("emma = 0.75\n")
-    with pytest.raises(UserError, match="unknown 'emma'; did you mean 'ema'"):
-        settings.read(tmp_path / "a.toml")
-    with pytest.raises(UserError, match="--ema -1: expected 0 or more"):
-        more(ema=-1).check()
 
 
 def test_the_settings_of_a_run_of_an_earlier_version_are_read(tmp_path):
