@@ -8,6 +8,7 @@ import linecache
 import math
 import random
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -372,15 +373,16 @@ def drawn(draw):
 
 def compiled(code, names=NAMES):
     """The function that a program's text defines; its source stays readable."""
-    file = f"<program {hash(code)}>"
-    linecache.cache[file] = (len(code), None, code.splitlines(True), file)
     space = dict(names)
-    if "h" in code:
-        helpers = "<helpers>"
-        linecache.cache[helpers] = (len(HELPERS), None, HELPERS.splitlines(True), helpers)
-        exec(compile(HELPERS, helpers, "exec"), space)
-    exec(compile(code, file, "exec"), space)
+    for file, text in (("<helpers>", HELPERS), (f"<program {hash(code)}>", code)):
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        exec(compile(text, file, "exec"), space)
     return space["f"]
+
+
+def function(body, params="x, y", **names):
+    """A function of arrays from its body, in which n is the length of x."""
+    return compiled(f"def f({params}):\n    n = x.shape[0]\n    {body}\n", NAMES | names)
 
 
 def plain(backward):
@@ -393,6 +395,34 @@ def plain(backward):
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), space)
     return space[backward.name]
+
+
+def slope_of(backward, f, given, directions, dy, run=plain):
+    """The slope of sum(y * dy) along directions as a backward has it, from what the forward was given."""
+    before, after = ({n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in given.items()} for _ in range(2))
+    adjoint, gradients = dy.copy(), {n: np.zeros_like(given[n]) for n in directions}
+    with np.errstate(all="ignore"):
+        if saved := backward.plan.task.saved:
+            f(*after.values())
+            before |= {n: after[n] for n in saved}
+        run(backward)(*before.values(), adjoint, *gradients.values())
+    assert np.array_equal(adjoint, dy), "the given adjoint was changed"
+    return sum(float((gradients[n] * u).sum()) for n, u in directions.items())
+
+
+X = np.array([0.0, 1.5, -0.5, 1.5, 0.0, -2.0])
+"""Zeros and equal numbers."""
+
+
+def agrees(f, wrt=("x",), saved=(), run=plain, within=1e-12, **given):
+    """Assert that the gradient of all outputs is that of dual numbers, planned and with everything recorded."""
+    rng, given = np.random.default_rng(0), {"x": X, "y": np.full(len(X), 0.25), **given}
+    given = {n: given[n] for n in f.__code__.co_varnames[: f.__code__.co_argcount]}
+    dy, directions = np.linspace(1.0, 2.0, len(given["y"])), {n: rng.standard_normal(given[n].shape) for n in wrt}
+    want, terms = exact_slope(f, given, directions, {"y": dy})
+    for how in {"saved": saved, "fresh": saved}, {"record_all": True}:
+        found = slope_of(differentiate(f, wrt, ["y"], **how), f, given, directions, dy, run)
+        assert abs(found - want) <= within * terms, (how, found, want)
 
 
 @dataclass
@@ -420,34 +450,24 @@ def examine(code, seed=0):
     except UnsupportedError as e:
         return Verdict("refused", str(e))
     rng = np.random.default_rng(seed)
-    floats = {"x": (B, N), "w": N, "a": N, "y": (B, N), "dy": (B, N)}
-    x, w, a, y, dy = (np.round(v) / 2 if seed % 3 == 0 else v for v in map(rng.standard_normal, floats.values()))
-    u, v, ix = rng.standard_normal(x.shape), rng.standard_normal(w.shape), rng.integers(0, N, (B, N))
-
-    def arguments(z):
-        return dict(zip(params, (x, w, ix, a.copy(), y.copy(), z), strict=True))
-
+    shapes = {"x": (B, N), "w": N, "a": N, "y": (B, N), "dy": (B, N)}
+    x, w, a, y, dy = (np.round(v) / 2 if seed % 3 == 0 else v for v in map(rng.standard_normal, shapes.values()))
+    directions = {n: rng.standard_normal(shapes[n]) for n in wrt}
+    given = dict(zip(params, (x, w, rng.integers(0, N, (B, N)), a, y, np.full((B, N), np.nan)), strict=True))
     try:
         with np.errstate(all="ignore"):
-            f(*arguments(np.full((B, N), np.nan)).values())  # its Python floats raise where NumPy's become infinite
-        slope, terms = exact_slope(f, arguments(np.full((B, N), np.nan)), {"x": u, "w": v}, {"y": dy})
+            f(*deepcopy(given).values())  # its Python floats raise where NumPy's become infinite
+        slope, terms = exact_slope(f, given, directions, {"y": dy})
     except (OverflowError, ZeroDivisionError, ValueError) as e:
         return Verdict("unfit", str(e))
     if not terms < 1e8:  # NaN too, as where 0 is multiplied by an infinite slope
         return Verdict("unfit", "its slope is not finite, or too large")
     for backward in made:
-        z, given, grads = np.full((B, N), np.nan), dy.copy(), {"x": np.zeros_like(x), "w": np.zeros_like(w)}
         try:
-            with np.errstate(all="ignore"):
-                if backward.plan.task.saved:
-                    f(*arguments(z).values())
-                plain(backward)(*arguments(z).values(), dy, *(grads[n] for n in wrt))
+            found = slope_of(backward, f, given, directions, dy)
         except Exception as e:
             return Verdict("wrong", f"raised {type(e).__name__}: {e}")
-        if not np.array_equal(given, dy):
-            return Verdict("wrong", "the given adjoint was changed")
-        apart = abs((grads["x"] * u).sum() + (grads["w"] * v).sum() - slope) / (1e-9 + terms)
-        if not apart < 1e-10:
+        if not abs(found - slope) / (1e-9 + terms) < 1e-10:
             which = "record of everything" if backward.plan.task.record_all else "plan"
-            return Verdict("wrong", f"the {which} and dual numbers differ by {apart:.1e} of {terms:.1e}")
+            return Verdict("wrong", f"the {which} has the slope {found}, and dual numbers {slope}, of {terms:.1e}")
     return Verdict("right")

@@ -1,0 +1,353 @@
+"""Kernels as people write them, each with its declaration: `ALL`, by name.
+
+Each reaches a step of the generator that no other test does; of some 250 that were tried, the others are left out.
+"""
+
+import math
+from math import exp
+
+import numpy as np
+from numba import njit, prange
+
+from cpuopt import differentiable
+from cpuopt.ops.declaration import BT, B, C, N, T, inp, out, state
+
+ALL = {}
+
+
+def declared(*args, **inputs):
+    """Put a kernel into the table, as a function that makes its op."""
+
+    def put(function):
+        ALL[function.__name__] = lambda: differentiable(*args, **inputs)(function)
+        return function
+
+    return put
+
+
+@njit
+def sigmoid(x):
+    return 1.0 / (1.0 + math.exp(-x))
+
+
+@njit
+def softmax_in_place(row, n):
+    top = row[0]
+    for j in range(1, n):
+        if row[j] > top:
+            top = row[j]
+    total = 0.0
+    for j in range(n):
+        row[j] = math.exp(row[j] - top)
+        total += row[j]
+    for j in range(n):
+        row[j] /= total
+
+
+@njit
+def dot(a, b):
+    s = 0.0
+    for k in range(a.shape[0]):
+        s += a[k] * b[k]
+    return s
+
+
+@declared(out("h", B, C), out("c", B, C), inp("gates", B, 4 * C), inp("c0", B, C))
+def lstm_cell(h, c, gates, c0):
+    n = c0.shape[1]
+    for b in prange(gates.shape[0]):
+        g = gates[b]
+        for j in range(n):
+            i, f, o = sigmoid(g[j]), sigmoid(g[n + j]), sigmoid(g[2 * n + j])
+            u = math.tanh(g[3 * n + j])
+            c[b, j] = f * c0[b, j] + i * u
+            h[b, j] = o * math.tanh(c[b, j])
+
+
+@declared(out("y", T, C), inp("q", T, C), inp("k", T, C), inp("v", T, C))
+def attention_with_scratch(y, q, k, v):
+    T, C = q.shape
+    scale = 1.0 / math.sqrt(C)
+    for t in prange(T):
+        scores = np.zeros(T)
+        for s in range(T):
+            if s > t:
+                scores[s] = -1e9
+                continue
+            scores[s] = dot(q[t], k[s]) * scale
+        softmax_in_place(scores, T)
+        for c in range(C):
+            acc = 0.0
+            for s in range(T):
+                acc += scores[s] * v[s, c]
+            y[t, c] = acc
+
+
+@declared(out("y", N), inp("x", N))
+def hard_swish_clip(y, x):
+    for i in prange(x.size):
+        y[i] = x[i] * np.clip(x[i] + 3.0, 0.0, 6.0) / 6.0
+
+
+@declared(out("loss", BT), inp("logp", BT, C), inp("pi", BT, C))
+def mixture_density(loss, logp, pi):
+    for i in prange(logp.shape[0]):
+        n = logp.shape[1]
+        m1 = -math.inf
+        m2 = -math.inf
+        for k in range(n):
+            m1 = max(m1, pi[i, k] + logp[i, k])
+            m2 = max(m2, pi[i, k])
+        s1, s2 = 0.0, 0.0
+        for k in range(n):
+            s1 += math.exp(pi[i, k] + logp[i, k] - m1)
+            s2 += math.exp(pi[i, k] - m2)
+        loss[i] = -(math.log(s1) + m1) + (math.log(s2) + m2)
+
+
+@declared(out("z", B), inp("emit", B, T, C), inp("trans", C, C))
+def crf_forward(z, emit, trans):
+    C = emit.shape[2]
+    for b in prange(emit.shape[0]):
+        alpha = np.zeros(C)
+        new = np.zeros(C)
+        for j in range(C):
+            alpha[j] = emit[b, 0, j]
+        for t in range(1, emit.shape[1]):
+            for j in range(C):
+                s = 0.0
+                for i in range(C):
+                    s += math.exp(alpha[i] + trans[i, j])
+                new[j] = math.log(s) + emit[b, t, j]
+            for j in range(C):
+                alpha[j] = new[j]
+        s = 0.0
+        for j in range(C):
+            s += math.exp(alpha[j])
+        z[b] = math.log(s)
+
+
+@declared(out("y", B, T, C), inp("x", B, T, C), inp("a", C), inp("bc", B, T))
+def selective_scan(y, x, a, bc):
+    for b in prange(x.shape[0]):
+        for c in range(x.shape[2]):
+            h = 0.0
+            decay = math.exp(-math.exp(a[c]))
+            for t in range(x.shape[1]):
+                h = decay * h + bc[b, t] * x[b, t, c]
+                y[b, t, c] = h * bc[b, t]
+
+
+@declared(out("y", B, T, T), inp("x", B, T, T))
+def causal_softmax(y, x):
+    for b in prange(x.shape[0]):
+        for t in range(x.shape[1]):
+            top = -1e9
+            for s in range(t + 1):
+                top = max(top, x[b, t, s])
+            total = 0.0
+            for s in range(t + 1):
+                total += exp(x[b, t, s] - top)
+            for s in range(x.shape[2]):
+                y[b, t, s] = exp(x[b, t, s] - top) / total if s <= t else 0.0
+
+
+def market(a):
+    return {n: 0.2 + abs(x) for n, x in a.items()}
+
+
+@declared(out("price", BT), inp("S0", BT), inp("vol", BT), inputs=market)
+def american_put(price, S0, vol):
+    steps = 5
+    for p in prange(S0.shape[0]):
+        u = math.exp(0.2 * vol[p])
+        d = 1 / u
+        q = (1.001 - d) / (u - d)
+        v = np.empty(steps + 1)
+        for k in range(steps + 1):
+            v[k] = max(1.0 - S0[p] * u**k * d ** (steps - k), 0.0)
+        for n in range(steps - 1, -1, -1):
+            for k in range(n + 1):
+                hold = (q * v[k + 1] + (1 - q) * v[k]) / 1.001
+                exercise = 1.0 - S0[p] * u**k * d ** (n - k)
+                v[k] = max(hold, exercise)
+        price[p] = v[0]
+
+
+@declared(out("loss", B), inp("a", B, T), inp("b", B, T))
+def pearson(loss, a, b):
+    for i in prange(a.shape[0]):
+        ma, mb = np.mean(a[i]), np.mean(b[i])
+        num = da = db = 0.0
+        for x, y in zip(a[i], b[i]):  # noqa: B905
+            num += (x - ma) * (y - mb)
+            da += (x - ma) ** 2
+            db += (y - mb) ** 2
+        loss[i] = 1.0 - num / np.sqrt(da * db + 1e-6)
+
+
+def positive_definite(a):
+    return {"a": a["a"] @ a["a"].swapaxes(-1, -2) + len(a["a"]) * np.eye(a["a"].shape[-1])}
+
+
+@declared(out("x", C), inp("a", C, C), inp("b", C), inputs=positive_definite)
+def gauss_elimination(x, a, b):
+    n = b.shape[0]
+    m = np.zeros((n, n + 1))
+    for i in range(n):
+        for j in range(n):
+            m[i, j] = a[i, j]
+        m[i, n] = b[i]
+    for k in range(n):
+        for i in range(k + 1, n):
+            f = m[i, k] / m[k, k]
+            for j in range(k, n + 1):
+                m[i, j] -= f * m[k, j]
+    for i in range(n - 1, -1, -1):
+        s = m[i, n]
+        for j in range(i + 1, n):
+            s -= m[i, j] * x[j]
+        x[i] = s / m[i, i]
+
+
+@declared(out("f", 3, C), inp("f0", 3, C), inp("tau", 1))
+def lattice_boltzmann_1d(f, f0, tau):
+    n = f0.shape[1]
+    weight = np.zeros(3)
+    weight[0] = 4.0 / 6.0
+    weight[1] = weight[2] = 1.0 / 6.0
+    omega = 1.0 / (0.6 + tau[0] ** 2)
+    for i in range(n):
+        rho = f0[0, i] + f0[1, i] + f0[2, i]
+        for k in range(3):
+            post = f0[k, i] + omega * (weight[k] * rho - f0[k, i])
+            to = (i + (1 if k == 1 else -1 if k == 2 else 0)) % n
+            f[k, to] = post
+
+
+G = 9.81
+
+
+@njit
+def shallow_flux(h, hu):
+    u = hu / h
+    return hu, hu * u + 0.5 * G * h * h
+
+
+@declared(state("h", C), state("hu", C))
+def shallow_water_step(h, hu):
+    n = h.shape[0]
+    fh = np.zeros(n + 1)
+    fu = np.zeros(n + 1)
+    for i in range(1, n):
+        hl, hr = 2.0 + math.tanh(h[i - 1]), 2.0 + math.tanh(h[i])
+        a, b = shallow_flux(hl, hu[i - 1])
+        c, d = shallow_flux(hr, hu[i])
+        fh[i] = 0.5 * (a + c) - 0.5 * (hr - hl)
+        fu[i] = 0.5 * (b + d) - 0.5 * (hu[i] - hu[i - 1])
+    for i in range(n):
+        h[i] -= 0.01 * (fh[i + 1] - fh[i])
+        hu[i] -= 0.01 * (fu[i + 1] - fu[i])
+
+
+@declared(out("end", 2), inp("u0", C), inp("c", 1))
+def wave_equation(end, u0, c):
+    n = len(u0)
+    prev = np.zeros(n)
+    cur = np.zeros(n)
+    for i in range(n):
+        prev[i] = u0[i]
+        cur[i] = u0[i]
+    for t in range(4):
+        for i in range(1, n - 1):
+            nxt = 2 * cur[i] - prev[i] + (0.1 * c[0]) ** 2 * (cur[i + 1] - 2 * cur[i] + cur[i - 1])
+            prev[i] = nxt
+        for i in range(n):
+            cur[i], prev[i] = prev[i], cur[i]
+    end[0] = cur[n // 2]
+    end[1] = prev[1]
+
+
+@declared(out("polar", N, 2), inp("xy", N, 2))
+def to_polar(polar, xy):
+    for i in prange(xy.shape[0]):
+        x, y = xy[i]
+        polar[i, 0] = np.sqrt(x * x + y * y)
+        polar[i, 1] = np.arctan2(y, x)
+
+
+@declared(state("x", BT, 2 * C))
+def haar_step(x):
+    half = x.shape[1] // 2
+    for b in prange(x.shape[0]):
+        tmp = np.empty(2 * half)
+        for i in range(half):
+            a, d = x[b, 2 * i], x[b, 2 * i + 1]
+            tmp[i] = (a + d) / math.sqrt(2)
+            tmp[half + i] = (a - d) / math.sqrt(2)
+        for i in range(2 * half):
+            x[b, i] = tmp[i]
+
+
+@njit
+def gauss(d2, sigma):
+    return math.exp(-d2 / (2 * sigma * sigma))
+
+
+@declared(out("y", T, C), inp("img", T, C), inp("sigma", 2))
+def bilateral_filter(y, img, sigma):
+    h, w = img.shape
+    ss, sr = 0.5 + abs(sigma[0]), 0.5 + abs(sigma[1])
+    for i in prange(h):
+        for j in range(w):
+            total = 0.0
+            norm = 0.0
+            for di in range(-1, 2):
+                for dj in range(-1, 2):
+                    ii, jj = i + di, j + dj
+                    if ii < 0 or ii >= h or jj < 0 or jj >= w:
+                        continue
+                    g = gauss(di * di + dj * dj, ss) * gauss((img[ii, jj] - img[i, j]) ** 2, sr)
+                    total += g * img[ii, jj]
+                    norm += g
+            y[i, j] = total / norm
+
+
+@declared(out("hsv", N, 2), inp("rgb", N, 3))
+def saturation_and_value(hsv, rgb):
+    for i in prange(rgb.shape[0]):
+        r, g, b = abs(rgb[i, 0]), abs(rgb[i, 1]), abs(rgb[i, 2])
+        hi = max(r, g, b)
+        lo = min(r, g, b)
+        hsv[i, 0] = (hi - lo) / hi if hi > 0 else 0.0
+        hsv[i, 1] = hi
+
+
+SMOOTH = np.array([-3.0, 12.0, 17.0, 12.0, -3.0]) / 35.0
+
+
+@declared(out("y", T), inp("x", T + 4))
+def savitzky_golay(y, x):
+    for i in prange(y.shape[0]):
+        s = 0.0
+        for k in range(5):
+            s += SMOOTH[k] * x[i + k]
+        y[i] = s
+
+
+@declared(out("centroid", B), inp("mag", B, C))
+def spectral_centroid(centroid, mag):
+    for b in prange(mag.shape[0]):
+        num = den = 0.0
+        for k, m in enumerate(mag[b]):
+            num += k * m * m
+            den += m * m
+        centroid[b] = num / (den + 1e-9)
+
+
+@declared(out("out", BT), inp("inp", BT, C), inp("weight", C))
+def projection(out, inp, weight):
+    for b in range(inp.shape[0]):
+        row = inp[b]
+        length = np.sqrt(np.dot(row, row) + 1.0)
+        out[b] = np.dot(inp[b], weight) / length + 0.1 * (row.max() - np.min(row)) + weight.mean() * np.sum(inp[b])
