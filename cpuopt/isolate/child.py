@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import UNCHECKED, RefusedError, UserError
-from .process import GRACE_S, DiedError, LateError, Side, Worker
+from .process import GRACE_S, EndedError, Side, Worker
 
 LIMIT_S = 120.0
 """Seconds that one answer may take, compilation included."""
@@ -118,19 +118,15 @@ class Child:
         try:
             assert self._worker
             return self._worker.ask(do, **more)
-        except Exception as e:
+        except BaseException as e:
             self.close()
-            if self.ended:  # `stop` ended it: the exception says nothing about the kernel
+            if self.ended and isinstance(e, Exception):  # `end` did it: the exception says nothing about the kernel
                 raise UserError(ENDED) from e
             if isinstance(e, UserError):
                 message = str(e).removeprefix(f"{self.side.name}: ")
-                if isinstance(e, DiedError):
+                if isinstance(e, EndedError):
                     while_ = f" ({self.doing})" if self.doing else ""
-                    raise RefusedError(f"{who}its process {message}{while_}") from e
-                if isinstance(e, LateError):
-                    raise RefusedError(f"{who}{message}{self.hint}", UNCHECKED) from e
+                    said = f"{message}{self.hint}" if e.word == UNCHECKED else f"its process {message}{while_}"
+                    raise RefusedError(f"{who}{said}", e.word) from e
                 e.args = (message,)
-            raise
-        except BaseException:
-            self.close()
             raise

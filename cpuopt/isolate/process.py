@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from ..errors import RefusedError, UserError
+from ..errors import UNCHECKED, WRONG, RefusedError, UserError
 from ..wording import one_line
 from .serve import DOING
 from .serve import LONGEST as WORDS
@@ -52,15 +52,14 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class EndedError(UserError):
-    """A process gives no answers any more: it died, was too late, or answered something else."""
+    """A process gives no answers any more: it died, was too late, or answered something else.
 
+    `word` is that of a result: ``wrong``, or ``unchecked`` if there was no answer in time.
+    """
 
-class DiedError(EndedError):
-    """It ended by itself, or was ended by another."""
-
-
-class LateError(EndedError):
-    """There was no answer in time."""
+    def __init__(self, said: str, word: str = WRONG) -> None:
+        super().__init__(said)
+        self.word = word
 
 
 @dataclass(frozen=True)
@@ -286,7 +285,7 @@ class Worker:
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     late = f"no answer to '{do}' within {self.limit_s:g} s{self._where()}; it was ended"
-                    raise LateError(f"{self.side.name}: {late}")
+                    raise EndedError(f"{self.side.name}: {late}", UNCHECKED)
                 more = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not more:
                     raise self._died(do)
@@ -304,7 +303,7 @@ class Worker:
         running = os.pread(self._doing.fileno(), WORDS, 0).decode(errors="replace").strip("\0 ")
         return f", in {one_line(running)}" if running else ""
 
-    def _died(self, do: str) -> DiedError:
+    def _died(self, do: str) -> EndedError:
         """Return how the process ended, and its last line on stderr in this request if it failed."""
         try:
             status = self._process.wait(GRACE_S)
@@ -316,7 +315,7 @@ class Worker:
         said = os.pread(self._stderr.fileno(), 4096, max(self._heard, self._said() - 4096)).decode(errors="replace")
         words = [line for line in said.splitlines() if line.strip() and not WARNING.search(line)] if status else []
         last = f": {one_line(words[-1])[:500]}" if words else ""
-        return DiedError(f"{self.side.name}: {how} during '{do}'{self._where()}{last}")
+        return EndedError(f"{self.side.name}: {how} during '{do}'{self._where()}{last}")
 
 
 def _numbers(values: Any, n: int) -> list[float]:

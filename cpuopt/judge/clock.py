@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from ..kernels.toolkit.regions import loaded
@@ -40,30 +38,18 @@ CALL = ctypes.cast(ctypes.pythonapi.PyObject_Call, ctypes.c_void_p)
 
 
 class Clock:
-    """A compiled clock, and the time for which threads of this process waited for a core."""
+    """A compiled clock."""
 
     def __init__(self) -> None:
         self.engine = loaded(DRIVE)
         prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, *[ctypes.py_object] * 2, ctypes.c_void_p)
         self.drive = prototype(self.engine.get_function_address("drive"))
-        self.files: dict[str, int] = {}
 
-    def spend(self, function: Callable[..., Any], every: Sequence[Sequence[Any]], times: int = 1) -> tuple[int, int]:
-        """Call a function with each of some arguments; return the ns of all calls, and those of waiting for cores."""
-        spent, before = ctypes.c_int64(), self.waited()
+    def spend(self, function: Callable[..., Any], every: Sequence[Sequence[Any]], times: int = 1) -> int:
+        """Call a function with each of some arguments; return the ns of all calls."""
+        spent = ctypes.c_int64()
         at = ctypes.addressof(spent)
         for _ in range(times):
             for args in every:
                 self.drive(CALL, function, tuple(args), at)
-        return spent.value, self.waited() - before
-
-    def waited(self) -> int:
-        """Return the ns for which threads of this process have waited for a core so far; 0 if Linux does not tell."""
-        found = 0
-        with suppress(OSError):
-            for n in os.listdir("/proc/self/task"):
-                if n not in self.files:
-                    self.files[n] = os.open(f"/proc/self/task/{n}/schedstat", os.O_RDONLY)
-                with suppress(OSError):  # a thread that ended
-                    found += int(os.pread(self.files[n], 64, 0).split()[1])
-        return found
+        return spent.value

@@ -9,19 +9,19 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..errors import COMPILE_ERROR, UNCHECKED, WRONG, RefusedError, UserError
+from ..errors import COMPILE_ERROR, WRONG, RefusedError, UserError
 from ..isolate import process
-from ..isolate.process import EndedError, LateError, Side, Worker
+from ..isolate.process import EndedError, Side, Worker
 from ..kernels import registry
 from ..kernels.registry import Kernel
-from ..lab.remote import ROOM, Far, Shared, kernel_of
+from ..lab.remote import ROOM, Far, KernelProcess, Shared
 from ..ops.declaration import Op
 from . import child
 
@@ -42,7 +42,7 @@ def bwrap() -> bool:
     return subprocess.run([*BWRAP, "true"], capture_output=True, timeout=20).returncode == 0
 
 
-class Remote:
+class Remote(KernelProcess):
     """The sandbox, and the candidate that it has, if any.
 
     Parameters
@@ -131,7 +131,8 @@ class Remote:
                 about = self._asked("open", self.limit_s, file=str(self.file), op=op.name, against=against)
                 if "ended" not in about:
                     self.missing = [str(x) for x in about["missing"]]
-                    return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
+                    own = registry.find(op.name, str(about["A"]["variant"]))
+                    return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"], own)
                 self._open = False
                 raise RefusedError(f"the candidate: its process ended by {about['ended']} while it was loaded")
             except RefusedError as e:
@@ -140,25 +141,6 @@ class Remote:
                     raise
                 why = str(e)
         raise UserError(f"the sandbox loads no text: {why}")
-
-    def kernel(self, op: Op, side: str, about: Mapping[str, Any]) -> Kernel:
-        """Return a kernel of the process."""
-        function = Far(self, side)
-        own = registry.find(op.name, str(about["variant"])) if side == "A" else None
-        return kernel_of(op, function, about, lambda types: self.compile(function, types, own))
-
-    def compile(self, function: Far, types: Mapping[str, str], own: Kernel | None = None) -> None:
-        """Compile a kernel for some types; it is called with these from now on.
-
-        Parameters
-        ----------
-        own : if it is the package's: it is compiled here first, for the cache, where the sandbox cannot write.
-        """
-        function.types = dict(types)
-        if own:
-            own.of(types).compile()
-        limit_s = OWN_S if own else self.limit_s
-        function.code = str(self.ask("compile", function, limit_s=limit_s).get("code", ""))
 
     def ask(self, do: str, function: Far, limit_s: float | None = None, **more: Any) -> dict[str, Any]:
         """Send a request about a kernel.
@@ -188,7 +170,6 @@ class Remote:
             if isinstance(e, EndedError):
                 self.late |= time.monotonic() >= self.deadline
                 self.end()
-                raise RefusedError(said, UNCHECKED if isinstance(e, LateError) else WRONG) from e
             word = COMPILE_ERROR if do in ("open", "compile", "work") else WRONG
             raise RefusedError(said, getattr(e, "word", word)) from e
 

@@ -15,6 +15,11 @@ import struct
 import sys
 from collections.abc import Mapping
 
+PARTS = (
+    *("no network", "no writable files", "no sight of other processes", "no privileges", "limits on memory"),
+    "a filter on calls of the system",
+)
+"""What closes the sandbox: namespaces or bwrap, limits, and this filter."""
 ARCHITECTURES: Mapping[str, tuple[int, int]] = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """By machine: Linux's number of it, and the column of `CALLS`."""
 CALLS = """

@@ -46,7 +46,7 @@ from ..ops.declaration import Op
 from ..program.arena import gb
 from ..train.job import Settings, build_only, model_of
 from . import private, rules, timing
-from .child import MOST_BYTES
+from .candidate import MOST_BYTES
 from .remote import OWN_S, Remote
 
 FASTER = "faster"

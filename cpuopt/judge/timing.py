@@ -81,8 +81,6 @@ class AloneFar(AloneRemote):
         most_s: float,
     ) -> None:
         self.most_s, self.seed = most_s, seed
-        for k in kernels:
-            k.typed(shape.types).compile()
         op = kernels[0].op
         if (key := f"{op.name} {shape}") not in drawn:
             drawn[key] = draw(op, shape, seed, FRESH[elements(op, shape) >= MANY])

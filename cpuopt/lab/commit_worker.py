@@ -11,8 +11,10 @@ import mmap
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy as np
 from cpuopt import kernels, ops
 from cpuopt.building import set_threads
 from cpuopt.check.cases import cases, other_types
-from cpuopt.isolate.serve import Say, serve
+from cpuopt.isolate.serve import Say, doing, serve
 from cpuopt.kernels import roofs
 from cpuopt.kernels.compile import cache, dependencies, jit
 from cpuopt.kernels.registry import KERNELS, Kernel, find
@@ -33,47 +35,40 @@ DECLARED = ("name", "kind", "shape", "types", "optional", "below", "low", "high"
 
 
 class Served:
-    """The kernels of this process, by number, in the memory that it shares with the one that asks."""
+    """The kernels of this process by side, which call arrays in memory that it shares with the process that asks.
 
-    def __init__(self) -> None:
-        number, size = map(int, os.environ.pop(MEMORY, "-1 1").split())
-        self.memory = mmap.mmap(number, size)
-        self.kernels: list[Kernel] = []
-        self.threads = 0
-        self.batches: dict[tuple[int, int], list[list[Any]]] = {}
+    The sandbox of the judge serves two in the same way (`judge.candidate`).
+    """
+
+    def __init__(self, memory: Any) -> None:
+        self.memory, self.threads = memory, 0
+        self.kernels: dict[str, Kernel] = {}
+        self.typed: dict[str, Kernel] = {}
+        self.batches: dict[int, tuple[Callable[..., None], list[list[Any]], Any]] = {}
         self.waits: dict[str, int] = {}
 
-    def ready(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Answer that the package is loaded, and where it lies."""
-        return {"package": os.path.dirname(os.path.dirname(kernels.__file__))}
+    def add(self, side: str, kernel: Kernel) -> dict[str, Any]:
+        """Serve a kernel, and describe it."""
+        self.kernels[side] = kernel
+        about = {name: getattr(kernel, name) for name in ("variant", "where", "same_bits", "narrow", "skips")}
+        return {**about, "scratch": [(s.name, s.dtype) for s in kernel.scratch]}
 
-    def kernel(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Compile a kernel, of a file if one is given, and describe it and its op's declaration."""
-        op, variant, file = request["op"], request["variant"], request["file"]
-        if file:
-            kernels.load_all([file])
-            mine = [k.variant for k in KERNELS.values() if k.op.name == op and k.where.rpartition(":")[0] == file]
-            if not variant and len(mine) != 1:
-                return {"variants": mine}
-            variant = variant or mine[0]
-        say("compiling")
-        found = find(op, variant).typed(request["types"])
-        found.compile()
-        self.kernels.append(found)
-        self.threads = 0  # those of BLAS depend on the kernels
-        return {
-            "number": len(self.kernels) - 1,
-            "variant": variant,
-            "scratch": [(s.name, s.dtype) for s in found.scratch],
-            **{name: getattr(found, name) for name in ("where", "same_bits", "narrow", "skips")},
-            "code": identity(found),
-            "source": cache.digest(found.function),
-            "declared": {a.name: [str(getattr(a, name)) for name in DECLARED] for a in found.op.args},
-        }
+    def kernel(self, request: Mapping[str, Any]) -> Kernel:
+        """Return a kernel for the types of a request, compiled."""
+        key = f"{request['side']} {sorted(request['types'].items())}"
+        if key not in self.typed:
+            found = self.kernels[request["side"]].typed(request["types"])
+            found.compile()
+            self.typed[key] = found
+        return self.typed[key]
+
+    def compile(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Compile a kernel for some types, and return the digest of its machine code."""
+        return {"code": jit.code_digest(self.kernel(request))}
 
     def work(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Return the lengths of a kernel's scratch."""
-        kernel = self.kernels[request["kernel"]]
+        kernel = self.kernels[request["side"]].typed(request["types"])
         return {"elements": [n for (n,), _ in kernel.work(request["sizes"]).values()]}
 
     def args(self, specs: Any) -> list[Any]:
@@ -84,14 +79,14 @@ class Served:
         ]
 
     def use(self, threads: int) -> None:
-        """Set the number of threads."""
+        """Set the number of threads; those of BLAS depend on the kernels."""
         if threads != self.threads:
-            self.threads = set_threads(threads, self.kernels)
+            self.threads = set_threads(threads, self.kernels.values())
 
     def call(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Call a kernel once."""
         self.use(request["threads"])
-        self.kernels[request["kernel"]].function(*self.args(request["args"]))
+        self.kernel(request).function(*self.args(request["args"]))
         return {}
 
     def batch(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -99,30 +94,69 @@ class Served:
 
         The threads start before the clock, so that no call pays for that.
         """
-        kernel, n, key = self.kernels[request["kernel"]], request["threads"], (request["kernel"], request["key"])
+        key, n = request["key"], request["threads"]
         if "calls" in request:
-            self.batches[key] = [self.args(specs) for specs in request["calls"]]
-        function, every = kernel.entry(kernel.types) or kernel.function, self.batches[key]
+            kernel = self.kernel(request)
+            every, span = [self.args(specs) for specs in request["calls"]], self.span([*chain(*request["calls"])])
+            self.batches[key] = kernel.entry(kernel.types) or kernel.function, every, span
+        function, every, span = self.batches[key]
         self.use(n)
+        doing(self.kernels[request["side"]].name)
         roofs.nothing(np.zeros(n, TYPES[WIDE].dtype), n)
-        waited, start = self.waited(), time.perf_counter_ns()
-        for _ in range(request["times"]):
+        self.show(span)
+        waited = self.waited()
+        ns = self.spend(function, every, request["times"])
+        return {"ns": ns, "waited": self.waited() - waited}
+
+    def span(self, specs: Sequence[Any]) -> Any:
+        """Return the part of the memory that some arguments lie in, for `show`."""
+
+    def show(self, span: Any) -> None:
+        """Let the calls that follow see this part."""
+
+    def spend(self, function: Callable[..., None], every: Sequence[Sequence[Any]], times: int) -> int:
+        """Call a function with each of some arguments; return the ns of all calls."""
+        start = time.perf_counter_ns()
+        for _ in range(times):
             for args in every:
                 function(*args)
-        ns = time.perf_counter_ns() - start
-        return {"ns": ns, "waited": self.waited() - waited}
+        return time.perf_counter_ns() - start
 
     def waited(self) -> int:
         """Return the ns for which threads of this process have waited for a core so far; 0 if Linux does not tell."""
         found = 0
         for name in os.listdir("/proc/self/task") if sys.platform == "linux" else ():
-            try:
+            with suppress(OSError):  # a thread that ended
                 if name not in self.waits:
                     self.waits[name] = os.open(f"/proc/self/task/{name}/schedstat", os.O_RDONLY)
                 found += int(os.pread(self.waits[name], 64, 0).split()[1])
-            except OSError:  # a thread that ended
-                pass
         return found
+
+
+class ServedCommit(Served):
+    """The kernel of a commit, as side ``""``."""
+
+    def ready(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Answer that the package is loaded, and where it lies."""
+        return {"package": os.path.dirname(os.path.dirname(kernels.__file__))}
+
+    def open(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Find a kernel, in a file if one is given, and describe it and its op's declaration."""
+        op, variant, file = request["op"], request["variant"], request["file"]
+        if file:
+            kernels.load_all([file])
+            mine = [k.variant for k in KERNELS.values() if k.op.name == op and k.where.rpartition(":")[0] == file]
+            if not variant and len(mine) != 1:
+                return {"variants": mine}
+            variant = variant or mine[0]
+        found = find(op, variant)
+        declared = {a.name: [str(getattr(a, name)) for name in DECLARED] for a in found.op.args}
+        return {**self.add("", found), "declared": declared}
+
+    def compile(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Compile the kernel for some types; return the digest of its code and declaration, and that of its sources."""
+        kernel = self.kernel(request)
+        return {"code": identity(kernel), "source": cache.digest(kernel.function)}
 
 
 def typed(only: str = "*") -> dict[str, Kernel]:
@@ -190,6 +224,7 @@ def declaration(kernel: Kernel) -> str:
 
 
 if __name__ == "__main__":
-    served = Served()
-    handlers = {name: getattr(served, name) for name in ("ready", "kernel", "work", "call", "batch")}
+    number, size = map(int, os.environ.pop(MEMORY, "-1 1").split())
+    served = ServedCommit(mmap.mmap(number, size))
+    handlers = {name: getattr(served, name) for name in ("ready", "open", "compile", "work", "call", "batch")}
     serve({**handlers, "sources": sources, "code": code})

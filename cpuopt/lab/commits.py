@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -26,14 +26,14 @@ from ..check.cases import cases, quick_cases
 from ..check.check import check
 from ..check.memory import rooms
 from ..check.result import refuse
-from ..errors import UNCHECKED, WRONG, RefusedError, UserError
-from ..isolate.process import ROOT, EndedError, LateError, Side, Worker
+from ..errors import UNCHECKED, RefusedError, UserError
+from ..isolate.process import ROOT, EndedError, Side, Worker
 from ..kernels.registry import Kernel
 from ..machine import OTHERS, Others, cores
 from ..ops.declaration import Op
 from . import commit_worker
 from .ab import op_named
-from .remote import ROOM, AloneRemote, Far, Shared, kernel_of
+from .remote import ROOM, AloneRemote, Far, KernelProcess, Shared
 from .worker import compared
 
 PACKAGE = "cpuopt"
@@ -114,7 +114,7 @@ class KernelSource:
         return KernelSource(text, rev, file + dot, variant[1:]) if dot else KernelSource(text, rev, variant=rest)
 
 
-class Tree:
+class Tree(KernelProcess):
     """The package in a folder, in a process of its own.
 
     Parameters
@@ -123,8 +123,6 @@ class Tree:
     shared : the memory for the arrays of calls; without it, its kernels are compiled only.
     environment : variables of the process, such as numba's target.
     """
-
-    shared: Shared
 
     def __init__(
         self,
@@ -137,7 +135,6 @@ class Tree:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder, self.ready = folder, False
-        self.kernels: dict[str, Kernel] = {}
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         more = {**(environment or {}), "PYTHONPATH": path, "NUMBA_NUM_THREADS": str(threads)}
         if shared:
@@ -161,19 +158,20 @@ class Tree:
                 if not os.path.samefile(package, self.folder / PACKAGE):
                     raise UserError(f"{self.worker.side.name}: expected the package in {self.folder}, not {package}")
             self.ready = True
-            return self.worker.ask(do, **({"kernel": int(function.side)} if function else {}), **more)
+            about = {"side": function.side, "types": dict(function.types)} if function else {}
+            return self.worker.ask(do, **about, **more)
         except EndedError as e:
             if not self.ready:
-                old = "" if isinstance(e, LateError) else f"; a commit from before {OLDEST} cannot be compared"
+                old = "" if e.word == UNCHECKED else f"; a commit from before {OLDEST} cannot be compared"
                 raise UserError(f"{e}{old}") from e
-            raise RefusedError(str(e), UNCHECKED if isinstance(e, LateError) else WRONG) from e
+            raise RefusedError(str(e), e.word) from e
 
     def codes(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """Return the digests of the machine code and the declaration of some kernels, as `Difference` names them."""
         return [(name, str(self.ask("code", name=name)["code"])) for name in names]
 
-    def kernel(self, source: KernelSource, folder: Path, op: Op, types: Mapping[str, str]) -> Kernel:
-        """Compile a kernel for arguments of some types; its variant is the text of its source.
+    def load(self, source: KernelSource, folder: Path, op: Op) -> Kernel:
+        """Find the tree's kernel; its variant is the text of its source.
 
         Parameters
         ----------
@@ -184,36 +182,13 @@ class Tree:
         UserError
             If the tree lacks it, its file has several, or its op is declared otherwise than here.
         """
-        if (key := str(dict(types))) in self.kernels:
-            return self.kernels[key]
         file = os.path.realpath(folder / source.file) if source.file else ""
-        about = self.ask("kernel", op=op.name, variant=source.variant, file=file, types=dict(types))
+        about = self.ask("open", op=op.name, variant=source.variant, file=file)
         if "variants" in about:
             known = ", ".join(f"{source.text}:{v}" for v in about["variants"]) or "none"
             raise UserError(f"{source.text}: expected one kernel of {op.name} in the file; it has {known}")
         require_declared(op, source, about["declared"])
-        function = Far(self, str(about["number"]), dict(types), code=about["code"], source=about["source"])
-        found = vars(kernel_of(op, function, {**about, "variant": source.text}, lambda types: None))
-        other = partial(self.kernel, source, folder, op)
-        self.kernels[key] = CommitKernel(**{**found, "types": dict(types)}, other=other)
-        return self.kernels[key]
-
-
-@dataclass(frozen=True)
-class CommitKernel(Kernel):
-    """A kernel of a `Tree`.
-
-    Attributes
-    ----------
-    other : a function from the types of arguments to the kernel for them.
-    """
-
-    other: Callable[[Mapping[str, str]], Kernel] | None = field(default=None, compare=False, repr=False)
-
-    def of(self, types: Mapping[str, str]) -> Kernel:
-        """Return the kernel for arguments of some types."""
-        assert self.other
-        return self if types == self.types else self.other(types)
+        return self.kernel(op, "", {**about, "variant": source.text})
 
 
 def require_declared(op: Op, source: KernelSource, there: Mapping[str, Any]) -> None:
@@ -315,7 +290,7 @@ class CommitPair:
             raise UserError(f"{' '.join(texts)}: kernels of commits are compared on Linux only")
         self.op, self.say = op_named(op), say
         self.checked, self.kernels, self.trees = set[Kernel](), list[str](), list[Tree]()
-        self.loads: list[Callable[[Mapping[str, str]], Kernel]] = []
+        self.loads: list[Callable[[], Kernel]] = []
         sources, folders = [KernelSource.of(text) for text in texts], folders or {}
         self.commits = {s.text: commit_of(s.rev, repr(s.text)) for s in sources if s.rev and s.rev not in folders}
         with ExitStack() as stack:
@@ -330,7 +305,7 @@ class CommitPair:
                 tree = Tree(source.text, package, threads, self.shared, limit_s, lambda text: self.say(text))
                 stack.enter_context(tree.worker)
                 self.trees.append(tree)
-                self.loads.append(partial(tree.kernel, source, folder, self.op))
+                self.loads.append(partial(tree.load, source, folder, self.op))
             self.stack = stack.pop_all()
 
     def start(self) -> list[dict[str, str]]:
@@ -341,13 +316,14 @@ class CommitPair:
         return self
 
     def __exit__(self, *why: Any) -> None:
-        for tree in self.trees:
-            tree.kernels.clear()  # which hold arrays, and their tree
+        vars(self).pop("both", None)  # whose kernels hold arrays, and their tree
+        self.checked.clear()
         self.stack.__exit__(*why)
 
-    def pair(self, types: Mapping[str, str]) -> tuple[Kernel, Kernel]:
-        """Return both kernels for arguments of some types."""
-        return self.loads[0](types), self.loads[1](types)
+    @cached_property
+    def both(self) -> tuple[Kernel, Kernel]:
+        """Both kernels."""
+        return self.loads[0](), self.loads[1]()
 
     def require(self, kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
         """Check kernels: at first on all cases with their types, then on the quick ones.
@@ -370,7 +346,7 @@ class CommitPair:
         """Compare both, as the worker of ``cpuopt ab`` does on request."""
         others = Others([t.worker for t in self.trees])
         with rooms(self.shared.room):
-            found = compared(request, self.pair, lambda text: self.say(text), self.require, AloneRemote)
+            found = compared(request, self.both, lambda text: self.say(text), self.require, AloneRemote)
         doubts = [d for d in found["doubts"] if not d.startswith(OTHERS)] + others.warnings()
         if any(c["busy"] for c in found["cases"]):
             doubts.append("threads waited for a core in more than half of all rounds")

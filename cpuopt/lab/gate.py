@@ -150,7 +150,7 @@ def measured(plan: GatePlan, op: Op, variant: str, shape: Case, folders: Mapping
     try:
         with CommitPair(op.name, (a, b), plan.threads, plan.limit_s, say, folders) as pair:
             with rooms(pair.shared.room):
-                pair.require([pair.pair(shape.types)[1]], plan.threads)
+                pair.require([pair.both[1].typed(shape.types)], plan.threads)
             settings = {"B": 1, "T": 1, "threads": plan.threads}
             asked = {"op": op.name, "variants": [a, b], "layer": "*", "in_step": False, "flush": False}
             more = {"seed": plan.seed, "analyses": analyses_up_to(plan.rounds), "shapes": [to_json(shape)]}

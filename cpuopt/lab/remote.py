@@ -10,15 +10,17 @@ import mmap
 import os
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ..check.cases import Array
+from ..check.cases import Array, Case
 from ..check.result import Result
 from ..errors import CHEATING, RefusedError, UserError
+from ..isolate.process import LIMIT_S
 from ..kernels.registry import Kernel, Scratch
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import available_bytes
@@ -91,13 +93,46 @@ Clocks = list[tuple[float, float]]
 """The ns of batches by the process of the kernel, and by this one."""
 
 
-class KernelProcess(Protocol):
-    """A process that has kernels."""
+class KernelProcess(ABC):
+    """A process that has kernels, which call arrays in memory that it shares with this one."""
 
     shared: Shared
 
+    @abstractmethod
     def ask(self, do: str, function: Far, **more: Any) -> dict[str, Any]:
         """Send a request about a kernel, and wait for the answer."""
+
+    def kernel(self, op: Op, side: str, about: Mapping[str, Any], own: Kernel | None = None) -> Kernel:
+        """Return a kernel of the process, by what the process says about it.
+
+        Parameters
+        ----------
+        own : the same kernel here, if it is the package's; it is compiled first, for the cache.
+        """
+        function = Far(self, side)
+
+        def elements(i: int) -> Callable[[Mapping[str, int]], int]:
+            return lambda sizes: int(self.ask("work", function, sizes=dict(sizes))["elements"][i])
+
+        return Kernel(
+            op,
+            str(about["variant"]),
+            function,
+            tuple(Scratch(str(name), elements(i), str(dtype)) for i, (name, dtype) in enumerate(about["scratch"])),
+            make=lambda types: self.compile(function, types, own),
+            where=str(about["where"]),
+            same_bits=bool(about["same_bits"]),
+            narrow=bool(about["narrow"]),
+            skips=tuple(map(str, about["skips"])),
+        )
+
+    def compile(self, function: Far, types: Mapping[str, str], own: Kernel | None = None) -> None:
+        """Compile a kernel for arguments of some types; it is called with these from now on."""
+        function.types = dict(types)
+        if own:
+            own.of(types).compile()
+        answer = self.ask("compile", function, **({"limit_s": LIMIT_S} if own else {}))
+        function.code, function.source = str(answer.get("code", "")), str(answer.get("source", ""))
 
 
 @dataclass(eq=False)
@@ -153,30 +188,6 @@ class Far:
         return float(ns), float(waited)
 
 
-def kernel_of(op: Op, function: Far, about: Mapping[str, Any], make: Callable[[Mapping[str, str]], None]) -> Kernel:
-    """Return a kernel of another process, by what the process says about it.
-
-    Parameters
-    ----------
-    make : compiles it there for arguments of some types.
-    """
-
-    def elements(i: int) -> Callable[[Mapping[str, int]], int]:
-        return lambda sizes: int(function.remote.ask("work", function, sizes=dict(sizes))["elements"][i])
-
-    return Kernel(
-        op,
-        str(about["variant"]),
-        function,
-        tuple(Scratch(str(name), elements(i), str(dtype)) for i, (name, dtype) in enumerate(about["scratch"])),
-        make=make,
-        where=str(about["where"]),
-        same_bits=bool(about["same_bits"]),
-        narrow=bool(about["narrow"]),
-        skips=tuple(map(str, about["skips"])),
-    )
-
-
 class AloneRemote(Alone):
     """Two kernels of other processes on the same arrays of one shape.
 
@@ -185,12 +196,14 @@ class AloneRemote(Alone):
 
     trial_s = TRIAL_S
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    def __init__(self, kernels: Sequence[Kernel], shape: Case, *args: Any, **more: Any) -> None:
         self.calm = self.trials_disturbed = 0
         self.took: dict[str, list[float]] = {"A": [], "B": []}
         self.rounds_disturbed: list[bool] = []
         self.now: tuple[int, str, str] | None = None
-        super().__init__(*args, **more)
+        for k in kernels:
+            k.typed(shape.types).compile()
+        super().__init__(kernels, shape, *args, **more)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments; return the ns by the clock of its process."""

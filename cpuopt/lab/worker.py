@@ -24,13 +24,13 @@ from .ab import op_named, settings_of
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
-    pair = find(request["op"], request["variants"][0]), find(request["op"], request["variants"][1])
-    return compared(request, lambda types: pair, say)
+    a, b = request["variants"]
+    return compared(request, (find(request["op"], a), find(request["op"], b)), say)
 
 
 def compared(
     request: Mapping[str, Any],
-    pair_of: Callable[[Mapping[str, str]], tuple[Kernel, Kernel]],
+    pair: tuple[Kernel, Kernel],
     say: Say,
     require: Callable[[Sequence[Kernel], int], list[dict[str, Any]]] = require_quick,
     make: Callable[..., comparing.Alone] = comparing.Alone,
@@ -39,7 +39,6 @@ def compared(
 
     Parameters
     ----------
-    pair_of : a function from the types of arguments to both kernels.
     require : the check before and after, for a number of threads.
     make : as `comparing.alone` takes it.
     """
@@ -48,7 +47,6 @@ def compared(
     at = {"sizes": sizes} if sizes else {"B": settings.B, "T": settings.T}
     shapes = [comparing.case_at(op, sizes)] if sizes else given
     shapes = shapes or calls_alike(comparing.calls_of(op, settings, request["layer"]))
-    pair = pair_of(shapes[0].types)
     n = set_threads(settings.threads, pair)
     say("checking")
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
@@ -61,6 +59,8 @@ def compared(
         found = comparing.alone(pair, shapes, flush=request["flush"], **more)
     say("checking again")
     checks += found["checks"] + require(typed, n)
+    for k in typed:  # in another process, a check may have left it with fewer types
+        k.compile()
     roofs = rates.stored().get(n)
     content = {
         **at,

@@ -196,10 +196,9 @@ def test_the_compiled_clock_measures_a_call() -> None:
         calls.append(args)
         time.sleep(0.002)
 
-    ns, waited = clock.spend(slow, [(1, "a"), (2, "b")], 2)
+    ns = clock.spend(slow, [(1, "a"), (2, "b")], 2)
     assert calls == [(1, "a"), (2, "b")] * 2
     assert 8e6 <= ns < 8e8
-    assert waited >= 0
     with pytest.raises(ZeroDivisionError):
         clock.spend(lambda: 1 // 0, [()])
 

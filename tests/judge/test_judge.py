@@ -362,7 +362,7 @@ def test_a_filter_closes_the_process_where_no_namespace_does(tmp_path: Path) -> 
 def test_a_call_sees_its_own_arrays_alone(tmp_path: Path) -> None:
     code = """
 import mmap, os
-from cpuopt.judge.child import AROUND, Window, span_of
+from cpuopt.judge.candidate import AROUND, Window, span_of
 size = 64 << 20
 file = os.memfd_create("x")
 os.ftruncate(file, size)
