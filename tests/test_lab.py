@@ -12,7 +12,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
@@ -186,13 +185,6 @@ def test_a_kernel_that_fails_its_check_is_not_timed(body, said):
     assert said in row.said["check"]
 
 
-def test_a_comparison_looks_as_often_as_elsewhere():
-    told = SimpleNamespace(kernels=(), ask=lambda do, **more: more)
-    row = rounds.KernelRow("gelu_forward", "mine", rounds.default("gelu_forward"))
-    asked = rounds._compare(rounds.RoundPlan(Path("mine.py"), rounds=120), row, told, False)
-    assert (asked["analyses"], asked["variants"]) == ([12, 24, 48, 96, 120], ["optimized", "mine"])
-
-
 def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
     plan = rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1)
     done = a_row(dict.fromkeys(rounds.STAGES, "right"))
@@ -245,18 +237,6 @@ def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_
         assert capsys.readouterr().err == f"cpuopt: --against 'nope': {known}"
     with pytest.raises(UserError, match="--against 'nope'"):
         rounds.work(rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"), ROOFS, rounds.RoundView())
-
-
-def test_the_screen_has_a_line_for_each_stage():
-    row = a_row({"check": "right, 3 cases", "alone": "slower: [x]"}, "", "roof")
-    lines = printed(report.Screen(rounds.RoundPlan(Path("mine.py")), live=False).page([row]), 80)
-    assert lines[0].startswith("mine.py · gpt2-124M · 4x64 · 1 thread · ")
-    assert lines[2:] == [
-        "gelu_forward[mine] against optimized",
-        "  check  right   3 cases",
-        "  alone  slower  [x]",
-        "  roof           ...",
-    ]
 
 
 def test_a_round_tells_how_far_its_check_is():
@@ -327,20 +307,6 @@ class Heard(report.Screen):
 
     def problem(self, text):
         self.seen.append(text)
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_an_error_after_a_newer_save_is_no_result(monkeypatch, ended):
-    child, row = Mock(ended=False), a_row(op="residual_forward")
-    text = "ended, because a newer request replaces it"
-
-    def check(*_):
-        child.ended = ended
-        raise UserError(text)
-
-    monkeypatch.setattr(rounds, "_check", check)
-    rounds.stages(None, ROOFS, row, child, lambda: None)
-    assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": text}))
 
 
 def test_saves_while_rounds_go_on(monkeypatch):
@@ -451,10 +417,15 @@ def test_watchfiles_sees_a_save():
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(RefusedError("no answer", "unchecked"), "unchecked: no answer"), (UserError("x"), "x")]
+    ("error", "ended", "said"),
+    [
+        (UserError("ended, because a newer request replaces it"), True, ""),
+        (UserError("x"), False, "x"),
+        (RefusedError("no answer", "unchecked"), False, "unchecked: no answer"),  # no fault of the kernel
+    ],
 )
-def test_a_comparison_without_an_answer_in_time_is_no_fault_of_the_kernel(monkeypatch, error, said):
+def test_an_error_is_a_result_unless_a_newer_save_ended_the_round(monkeypatch, error, ended, said):
     monkeypatch.setattr(rounds, "_check", Mock(side_effect=error))
-    rounds.stages(None, None, row := a_row(), Mock(ended=False), lambda: None)
-    assert (row.bad, row.said) == ("check", {"check": said})
+    rounds.stages(None, None, row := a_row(), Mock(ended=ended), lambda: None)
+    assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": said}))
     assert ("failed" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")

@@ -110,7 +110,6 @@ def test_a_model_without_the_op_is_refused_before_anything_is_loaded(monkeypatch
 
 
 @pytest.mark.parametrize(("over", "given", "said"), [
-    ({"X": [1]}, {}, "--over X: gelu_forward has the symbols N"),
     ({"N": [1]}, {"N": 2}, "--over N with --sizes N"),
     ({"N": range(1, 500)}, {}, "499 sizes; expected up to 400"),
 ])  # fmt: skip

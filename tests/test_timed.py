@@ -7,7 +7,7 @@ import pytest
 from bad import refused_by
 
 from cpuopt import ops
-from cpuopt.check import check, timed
+from cpuopt.check import timed
 from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
@@ -96,17 +96,6 @@ def test_a_call_that_is_skipped_now_and_then_is_seen_in_every_sample():
         [pair.trial("B") for _ in range(3)]
 
 
-def test_what_is_large_passes_the_quick_check():
-    large = [b.kernel() for b in refused_by("timed") if in_large(b)]
-    assert {r.verdict for r in check.check_all(large, quick=True)} == {"right"}
-
-
-def test_a_right_kernel_is_timed_with_any_fill():
-    found = ab.alone((kernel(gelu), kernel(gelu, 20_000)), [shape(SMALL)], clock=CLOCK, analyses=[4])
-    assert found["ratio"]["median"] == pytest.approx(2)
-    assert [c["status"] for c in found["checks"]] == ["right", "right"]
-
-
 def test_what_is_marginal_is_said():
     def rough(out, inp):
         gelu(out, inp)
@@ -188,12 +177,6 @@ def test_what_is_read_and_written_starts_anew_each_time(op):
     pair = ab.Alone((vanilla(op), vanilla(op)), replace(case, adds=adds, layers=("x",)), 0, clock=CLOCK)
     pair.trial("A")
     assert all(r.verdict == "right" for r in pair.finish())
-
-
-def test_a_state_that_is_not_brought_back_is_seen(monkeypatch):
-    monkeypatch.setattr(timed.TimedKernels, "_restore", lambda *args: None)
-    with pytest.raises(UserError, match="is wrong on the arrays that are timed"):
-        ab.Alone((vanilla(ops.adamw), vanilla(ops.adamw)), Case({"N": 40}, adds={}, layers=("x",)), 0, clock=CLOCK)
 
 
 # In the step ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,10 @@ import pytest
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.judge import imprecise
-from cpuopt.check.result import Result
 from cpuopt.check.timed import TimedKernels
 from cpuopt.errors import REFUSED, UserError
 from cpuopt.judge import desk as desks
 from cpuopt.judge import naive, remote, rules, session, timing
-from cpuopt.judge.clock import Clock
 from cpuopt.judge.desk import Desk, answer, renamed
 from cpuopt.judge.session import Judge, ModelSizes, Ruling, shapes_of
 from cpuopt.kernels import forget, load_file
@@ -136,36 +132,31 @@ def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge: Judge,
     assert "told times that the judge's clock does not confirm" in found.reason
 
 
-def test_clocks_that_agree_and_clocks_that_do_not() -> None:
-    def far(inside: float, outside: float) -> Any:
-        one = [(inside, outside)] * 9
-        return SimpleNamespace(clocks=[], long=one)
-
-    usual = far(1e6, 1.2e6)
-    assert not timing.disagreement(usual, far(5e5, 7e5))
-    assert timing.disagreement(usual, far(5e5, 2e6))
-    assert timing.disagreement(usual, far(5e5, 4e5))
+def far(*clocks: tuple[float, float]) -> Any:
+    return SimpleNamespace(clocks=[], long=[*clocks])
 
 
-def test_clocks_are_compared_in_long_batches_whatever_else_runs() -> None:
-    """Other processes delay three answers of four: neither does that hide a quarter untold, nor is it one."""
-
-    def far(told: float, took: float) -> Any:
-        late = [took + 1e5, took + 3e6, took + 3e6, took + 3e6]
-        return SimpleNamespace(clocks=[], long=[(told, ns) for ns in late])
-
-    honest = far(2e7, 2e7)
-    assert not timing.disagreement(honest, far(2e7, 2e7))
-    assert timing.disagreement(honest, far(2e7, 2e7 * 4 / 3))
-    busy = [(2e7, 2.31e7)] * 3 + [(2e7, 2.01e7)]
-    assert not timing.disagreement(far(2e7, 2e7), SimpleNamespace(clocks=[], long=busy))
+@pytest.mark.parametrize("late", [0, 3e6], ids=["quiet", "beside other processes"])
+@pytest.mark.parametrize(
+    ("usual", "mine", "said"),
+    [
+        ((1e6, 1.2e6), (5e5, 7e5), False),
+        ((1e6, 1.2e6), (5e5, 2e6), True),
+        ((1e6, 1.2e6), (5e5, 4e5), True),
+        ((2e7, 2e7), (2e7, 2e7), False),
+        ((2e7, 2e7), (2e7, 2e7 * 4 / 3), True),
+    ],
+)
+def test_clocks_are_compared_in_long_batches_whatever_else_runs(usual: Any, mine: Any, said: bool, late: float) -> None:
+    """Other processes delay three answers of four: neither does that hide what is untold, nor is it that."""
+    both = [far((told, took), *[(told, took + late)] * 3) for told, took in (usual, mine)]
+    assert bool(timing.disagreement(*both)) == said
 
 
 def test_clocks_that_disagree_are_compared_again() -> None:
     """All first batches of the candidate are delayed; a process that tells a fifth too little does so in all."""
     for later, batches, said in ((2.01e7, 16, False), (2.5e7, 32, True)):
-        functions: Any = {s: SimpleNamespace(clocks=[], long=[]) for s in "AB"}
-        count = iter(range(99))
+        functions, count = {side: far() for side in "AB"}, iter(range(99))
 
         def batch(side: str, later: float = later, functions: Any = functions, count: Any = count) -> None:
             took = 4.3e7 if next(count) < 8 else later
@@ -187,20 +178,6 @@ def test_a_verdict_beside_other_processes_is_inconclusive(judge: Judge, monkeypa
         found = judge.time(GELU, "gelu_forward", TINY)
         assert found.verdict in words, found
         assert "threads waited" in found.reason or not busy
-
-
-def test_the_compiled_clock_measures_a_call() -> None:
-    clock, calls = Clock(), list[Any]()
-
-    def slow(*args: Any) -> None:
-        calls.append(args)
-        time.sleep(0.002)
-
-    ns = clock.spend(slow, [(1, "a"), (2, "b")], 2)
-    assert calls == [(1, "a"), (2, "b")] * 2
-    assert 8e6 <= ns < 8e8
-    with pytest.raises(ZeroDivisionError):
-        clock.spend(lambda: 1 // 0, [()])
 
 
 def test_a_round_in_which_threads_waited_for_a_core_does_not_count() -> None:
@@ -243,28 +220,27 @@ def test_each_call_of_a_sample_has_scratch_of_its_own() -> None:
     assert [bool(np.isnan(x).all()) for x in work] == [True, True, False]
 
 
-def test_a_kernel_that_keeps_results_is_told_by_its_times() -> None:
-    usual = [100.0, 110.0, 105.0], [101.0, 140.0, 108.0]
-    assert not timing.memory({"A": usual, "B": usual})
-    kept = [50.0, 52.0, 90.0], [150.0, 400.0, 160.0]
-    said = timing.memory({"A": usual, "B": kept})
-    assert said.startswith("keeps what it computed: it takes 0 us with inputs that it had not seen")
-    assert said.startswith("keeps what it computed")
-    assert not timing.memory({"A": ([100.0] * 3, [190.0] * 3), "B": kept})  # the machine was not calm
-    assert not timing.memory({"A": usual, "B": ([50.0, 120.0], [150.0, 400.0])})
+CALM, BUSY = ([1e6] * 3, [1e6, 1.1e6, 1.2e6]), ([1e6] * 3, [1.9e6] * 3)
+KEPT, NEW = ([5e5, 5.2e5, 9e5], [1.5e6, 4e6, 1.6e6]), ([2e6] * 3, [2e6, 1.9e6, 2.1e6])
+MEASURED = {"A": 1e6, "B": 1.2e6}
 
 
-def test_a_kernel_that_is_quick_only_while_it_is_timed_is_told_by_its_times() -> None:
-    usual, new = ([1e6] * 3, [1e6, 1.1e6, 1.2e6]), ([2e6] * 3, [2e6, 1.9e6, 2.1e6])
-    measured = {"A": 1e6, "B": 1.2e6}
-    said = timing.memory({"A": usual, "B": new}, measured)
-    assert said.endswith("it takes 1900 us with inputs that it had not seen, and 1200 us while it was timed")
-    assert said.startswith("keeps what it computed")
-    assert not timing.memory({"A": usual, "B": new})
-    assert not timing.memory({"A": usual, "B": new}, {"A": 0.9e6, "B": 1.2e6})  # the machine is not calm now
-    assert not timing.memory({"A": ([], []), "B": new}, measured)  # all of its calls waited for a core
-    short = {side: ([ns / 1e3 for ns in a], [ns / 1e3 for ns in b]) for side, (a, b) in {"A": usual, "B": new}.items()}
-    assert not timing.memory(short, {"A": 1e3, "B": 1.2e3})
+@pytest.mark.parametrize(
+    ("usual", "mine", "measured", "said"),
+    [
+        (CALM, CALM, None, ""),
+        (CALM, KEPT, None, "it takes 1500 us with inputs that it had not seen, and 900 us with others"),
+        (BUSY, KEPT, None, ""),  # the machine was not calm
+        (CALM, ([5e5, 1.2e6], [1.5e6, 4e6]), None, ""),
+        (CALM, NEW, MEASURED, "it takes 1900 us with inputs that it had not seen, and 1200 us while it was timed"),
+        (CALM, NEW, None, ""),
+        (CALM, NEW, {**MEASURED, "A": 0.9e6}, ""),  # the machine is not calm now
+        (([], []), NEW, MEASURED, ""),  # all of its calls waited for a core
+        *[(*(tuple([x / 1e3 for x in ns] for ns in s) for s in (CALM, NEW)), {"A": 1e3, "B": 1.2e3}, "")],  # too short
+    ],
+)
+def test_a_kernel_that_keeps_results_is_told_by_its_times(usual: Any, mine: Any, measured: Any, said: str) -> None:
+    assert timing.memory({"A": usual, "B": mine}, measured) == (said and f"keeps what it computed: {said}")
 
 
 @pytest.mark.parametrize("waited", [0, 1], ids=["calm", "its threads wait for a core"])
@@ -305,17 +281,6 @@ def test_what_is_far_less_precise_than_the_baseline_is_wrong(judge: Judge) -> No
     found = judge.time(rough, "softmax_forward", TINY)
     assert found.verdict == "wrong", found
     assert re.search("times as far off as rounding explains, .* on the arrays that are timed", found.reason)
-
-
-def test_a_kernel_may_be_less_precise_than_the_baseline_within_its_tolerance() -> None:
-    def result(name: str, ratio: float) -> Result:
-        return Result(name, Case({"N": 8}), ratio, "out", (3,), 1.5, 1.0)
-
-    for usual, mine, refused in (0.01, 1.0, 0), (0.01, 1.1, 1), (0.5, 1.9, 0), (0.5, 2.1, 1), (2.0, 7.9, 0):
-        assert bool(imprecise(ops.gelu_forward, result("a", usual), result("b", mine))) == refused
-    assert imprecise(ops.gelu_forward, result("a", 0.01), result("b", 3.0)) == (
-        "b is 3 times as far off as rounding explains, and a 0.01 times: out[3] = 1.5, expected 1"
-    )
 
 
 # The board ------------------------------------------------------------------------------------------------------------
@@ -477,10 +442,6 @@ DECOYS = {
     "an encoding": f"# coding: utf-8\n{GELU}",
     "lines of Windows": GELU.replace("\n", "\r\n"),
 }
-
-
-def test_a_kernel_of_another_op_keeps_its_name() -> None:
-    assert renamed(GELU, "relu_forward", "fast") == GELU
 
 
 @pytest.mark.parametrize("decoy", DECOYS)

@@ -30,11 +30,10 @@ from candidates import (
 )
 
 from cpuopt import ops
-from cpuopt.check import check, gate
+from cpuopt.check import check
 from cpuopt.check.judge import Wanted
-from cpuopt.check.result import Result, whole
+from cpuopt.check.result import Result
 from cpuopt.errors import REFUSED, RefusedError, UserError
-from cpuopt.isolate.child import Child
 from cpuopt.isolate.process import Worker
 from cpuopt.judge import naive, remote, rules, seccomp
 from cpuopt.judge import session as module
@@ -58,25 +57,6 @@ def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) 
     assert found.reason
     assert words in found.reason
     assert "\n" not in found.reason
-
-
-@pytest.mark.slow
-def test_a_file_gets_the_words_of_the_judge(session: Judge, tmp_path: Path) -> None:
-    """The same texts as files of kernels: `check` refuses what the judge refuses, for the same fault."""
-    texts = {name: RUN[of][name] for of, name in HOSTILE} | TWINS | RIGHT
-    files = {}
-    for i, (name, text) in enumerate(texts.items()):
-        files[f"mine{i}"] = name
-        (tmp_path / f"mine{i}.py").write_bytes(text.replace("'mine'", f"'mine{i}'").encode())
-    other = {}
-    with Child("cpuopt.check.worker", [str(tmp_path / f"{v}.py") for v in files], 2, 30) as child:
-        cases, _ = gate.planned(ops.relu_forward)
-        for variant, name in files.items():
-            found = whole(gate.run(cases, gate.in_child(child, ("relu_forward", variant), (1, 2)), until_refused=True))
-            verdict = session.check(texts[name], "relu_forward").verdict
-            if (found.verdict if found.refused else "right") != verdict:
-                other[name] = (found.verdict, found.reason, verdict)
-    assert other == {}
 
 
 def test_a_maximum_of_the_first_elements_is_found_wrong(session: Judge) -> None:
@@ -488,10 +468,3 @@ def test_an_unfit_judge_is_said(session: Judge, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UserError, match=said):
             session.check(HONEST_RELU, "relu_forward")
         monkeypatch.undo()
-
-
-def test_a_ruling_is_json(session: Judge) -> None:
-    from cpuopt.files.reading import to_json
-
-    found = json.loads(json.dumps(to_json(session.check("import os\n", "relu_forward"))))
-    assert (found["verdict"], found["rule"], found["line"]) == ("refused by rule", "import", 1)

@@ -58,25 +58,6 @@ def races(out, inp):
         out[r] = tmp / tmp.sum()
 
 
-def has_a_row_of_its_own(out, inp):
-    for r in numba.prange(len(inp)):
-        tmp = np.empty(inp.shape[1], F32)
-        for c in range(inp.shape[1]):
-            tmp[c] = np.exp(inp[r, c] - inp[r].max())
-        out[r] = tmp / tmp.sum()
-
-
-def works_on_chunks(out, inp):
-    flat = out.reshape(-1)
-    for r in numba.prange(len(inp)):
-        start = r * inp.shape[1]
-        row, total = inp[r], F32(0)
-        for c in range(inp.shape[1]):
-            flat[start + c] = np.exp(row[c] - row.max())
-            total += flat[start + c]
-        out[r] /= total
-
-
 def keeps_the_last(out, inp):
     for r in numba.prange(len(inp)):
         last = inp[r].max()
@@ -89,8 +70,6 @@ def keeps_the_last(out, inp):
     [
         (races, r"line \d+: `tmp` is made outside the prange and written in every iteration"),
         (keeps_the_last, r"line \d+: `last` is set in every iteration and read behind the prange"),
-        (has_a_row_of_its_own, ""),
-        (works_on_chunks, ""),
     ],
 )
 def test_the_line_of_a_race_is_found_by_the_text(function: Callable[..., None], said: str) -> None:
