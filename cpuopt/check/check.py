@@ -220,8 +220,8 @@ class Calls:
             for name, (_, dtype) in cuts[self.most].items()
         }
         self.sides = [self.side(*w) for w in tried]
-        """Two sides, one for each arguments: the content of the arrays before a call, and the wanted results."""
-        contents, wanted = self.sides[0]
+        """Two sides, one for each arguments."""
+        wanted, contents = self.sides[0], self.sides[0].contents
         self.written = [a.name for a in kernel.op.written if a.name in wanted.values]
         self.fresh = [n for n in self.written if kernel.op.by_name[n].kind != "state" and not adds.get(n)]
         """The arrays whose content the call must not use."""
@@ -230,12 +230,12 @@ class Calls:
         self.poison |= {name: np.empty(*spec) for name, spec in scratch.items()}
         for name, x in self.poison.items():
             fill(x, SCRATCH if name in scratch else FILL)
-        self.memory = Memory(contents | self.poison, [a.name for a in kernel.op.arrays if a.kind == "index"])
+        self.memory = Memory({**contents, **self.poison}, [a.name for a in kernel.op.arrays if a.kind == "index"])
         self.args = [call_args(kernel.op, self.memory.arrays, given, adds) for given, _ in tried]
         """The arguments of each side, scratch aside: the same arrays with other numbers."""
 
-    def side(self, given: Arguments, wanted: Wanted) -> tuple[dict[str, Array], Wanted]:
-        """Fill gradients that are added to with numbers as large as the terms."""
+    def side(self, given: Arguments, wanted: Wanted) -> Wanted:
+        """Fill gradients that are added to with numbers as large as the terms; return what is wanted then."""
         starts = {}
         for name in (n for n, on in self.adds.items() if on and n in wanted.values):
             finite = wanted.values[name][usual(wanted.values[name])]
@@ -244,7 +244,8 @@ class Calls:
             if wanted.case.kind == "zeros":  # as in a first micro-batch
                 x.flat[::2] = 0
             starts[name] = x.astype(given[name].dtype)
-        return absent_as_empty(self.kernel, given) | starts, wanted.added_to(starts, self.adds)
+        found = wanted.added_to(starts, self.adds)
+        return replace(found, contents=absent_as_empty(self.kernel, given) | starts)
 
     def run(self, counts: Sequence[int]) -> Result:
         """Call a kernel in all circumstances; of one that fails, say whether two equal calls differ on several threads.
@@ -343,7 +344,7 @@ class Calls:
             if changed.any():
                 at = tuple(map(int, np.unravel_index(int(changed.argmax()), x.shape)))
                 where = {"argument": name, "index": at, "got": float(x[at])}
-                where["want"] = float(self.sides[0][1].values[name][at])
+                where["want"] = float(self.sides[0].values[name][at])
                 raise RefusedError(f"'{name}' has other bits {why()}{flags(self.adds)}", witness=where)
         return []
 
@@ -363,9 +364,9 @@ class Calls:
         other : 1 for the other arguments.
         cut : the number of threads that scratch has the size for; None: all.
         """
-        contents, memory = self.sides[other][0], self.memory
+        contents, memory = self.sides[other].contents, self.memory
         memory.surround(around)
-        memory.put(contents | dict(self.poison if before is None else before))
+        memory.put({**contents, **(self.poison if before is None else before)})
         work = [memory.arrays[name][:length] for name, length in self.cuts[cut or self.most].items()]
         called(self.kernel, self.args[other] + work, n, flags(self.adds))
         memory.require_whole()
@@ -375,7 +376,7 @@ class Calls:
     def judged(self, got: Mapping[str, Array], n: int, then: str = "", other: int = 0) -> Result:
         """Compare the results of a call with the wanted ones."""
         on = f", {n} threads" if not self.kernel.same_bits else ""
-        result = self.sides[other][1].judge(self.kernel, got, on + then)
+        result = self.sides[other].judge(self.kernel, got, on + then)
         if result.ratio == inf:
             where = {k: getattr(result, k) for k in ("argument", "index", "got", "want")}
             raise RefusedError(result.reason, witness=where)

@@ -64,43 +64,6 @@ class Dual:
     def __init__(self, value: Any, slope: float = 0.0, size: float = 0.0) -> None:
         self.value, self.slope, self.size = np.float64(value), slope, size
 
-    def __add__(self, other: Any) -> Dual:
-        return _chain(self.value + plain(other), (1.0, self), (1.0, other))
-
-    def __sub__(self, other: Any) -> Dual:
-        return _chain(self.value - plain(other), (1.0, self), (-1.0, other))
-
-    def __rsub__(self, other: Any) -> Dual:
-        return _chain(other - self.value, (-1.0, self), (1.0, other))
-
-    def __mul__(self, other: Any) -> Dual:
-        return _chain(self.value * plain(other), (plain(other), self), (self.value, other))
-
-    def __truediv__(self, other: Any) -> Dual:
-        x, y = self.value, np.float64(plain(other))
-        return _chain(x / y, (1 / y, self), (-x / y / y, other))
-
-    def __rtruediv__(self, other: Any) -> Dual:
-        return _chain(other / self.value, (-other / self.value / self.value, self), (1.0, other))
-
-    def __pow__(self, power: Any) -> Dual:
-        x, n = self.value, plain(power)
-        value = x**n
-        terms: list[tuple[Any, Any]] = [(n * x ** np.float64(n - 1) if n != 0 else 0.0, self)]
-        if isinstance(power, Dual):
-            terms.append((value * np.log(x) if x > 0 else 0.0, power))
-        return _chain(value, *terms)
-
-    def __rpow__(self, x: Any) -> Dual:
-        return Dual(x) ** self
-
-    def __mod__(self, other: Any) -> Dual:
-        x, y = self.value, plain(other)
-        return _chain(x % y, (1.0, self), (-(x // y), other))
-
-    def __rmod__(self, x: Any) -> Dual:
-        return Dual(x) % self
-
     def __neg__(self) -> Dual:
         return _chain(-self.value, (-1.0, self))
 
@@ -113,13 +76,47 @@ class Dual:
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    __radd__, __rmul__ = __add__, __mul__
-
 
 def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
     """Make a value with its slope from its operands, each with the derivative; 0 times an infinite slope is 0."""
     parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual) and d != 0]
     return Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
+
+
+PAIRS: dict[str, tuple[Function, Function]] = {
+    "add": (operator.add, lambda x, y: (1.0, 1.0)),
+    "sub": (operator.sub, lambda x, y: (1.0, -1.0)),
+    "mul": (operator.mul, lambda x, y: (y, x)),
+    "truediv": (operator.truediv, lambda x, y: (1 / y, -x / y / y)),
+    "mod": (operator.mod, lambda x, y: (1.0, -(x // y))),
+    "pow": (operator.pow, lambda x, n: (n * x ** (n - 1) if n else 0.0, x**n * np.log(x) if x > 0 else 0.0)),
+    "hypot": (np.hypot, lambda x, y: (x / h, y / h) if (h := np.hypot(x, y)) else (0.0, 0.0)),
+    "atan2": (np.arctan2, lambda x, y: (y / (x * x + y * y), -x / (x * x + y * y))),
+}
+"""Functions of two arguments, each with that of both derivatives."""
+
+
+def _pair(name: str) -> Function:
+    value, slopes = PAIRS[name]
+
+    def function(a: Any, b: Any) -> Any:
+        if not isinstance(a, Dual) and not isinstance(b, Dual):
+            return value(plain(a), plain(b))
+        x, y = np.float64(plain(a)), np.float64(plain(b))
+        return _chain(value(x, y), *zip(slopes(x, y), (a, b), strict=True))
+
+    return function
+
+
+def _define(name: str) -> None:
+    """Make an operator of dual numbers, on both sides."""
+    work = _pair(name)
+    setattr(Dual, f"__{name}__", work)
+    setattr(Dual, f"__r{name}__", lambda self, other: work(other, self))
+
+
+for _name in ("add", "sub", "mul", "truediv", "mod", "pow"):
+    _define(_name)
 
 
 def _without_slope(name: str) -> None:
@@ -151,20 +148,6 @@ def _smooth(name: str) -> Function:
         return made
 
     return function
-
-
-def _hypot(x: Any, z: Any) -> Any:
-    y = np.hypot(plain(x), plain(z))
-    if not isinstance(x, Dual) and not isinstance(z, Dual):
-        return y
-    return _chain(y, (plain(x) / y if y else 0.0, x), (plain(z) / y if y else 0.0, z))
-
-
-def _atan2(x: Any, z: Any) -> Any:
-    r2, y = plain(x) ** 2 + plain(z) ** 2, np.arctan2(plain(x), plain(z))
-    if not isinstance(x, Dual) and not isinstance(z, Dual):
-        return y
-    return _chain(y, (plain(z) / r2, x), (-plain(x) / r2, z))
 
 
 def _flat(name: str) -> Function:
@@ -205,7 +188,7 @@ def _stands(dtype: Any) -> dict[int, Function]:
     stand |= dict.fromkeys(("max", "maximum", "fmax"), max) | dict.fromkeys(("min", "minimum", "fmin"), min)
     stand |= {name: _flat(name) for name in ("int", "bool", "floor", "ceil", "trunc", "round", "rint", "sign")}
     stand |= dict.fromkeys(("int32", "int64"), stand["int"])
-    stand |= {"hypot": _hypot} | dict.fromkeys(("atan2", "arctan2"), _atan2)
+    stand |= {"hypot": _pair("hypot")} | dict.fromkeys(("atan2", "arctan2"), _pair("atan2"))
     stand |= dict.fromkeys(("pow", "power"), operator.pow) | {"clip": lambda x, lo, hi: min(max(x, lo), hi)}
     stand |= {name: _array(name) for name in ARRAYS}
     found: dict[int, Function] = {}

@@ -174,6 +174,8 @@ class Wanted:
     rounded : how many of the two sides have rounding errors.
     drawn : the random bits by which a state in bfloat16 is rounded; a kernel has to draw the same.
     operands : the scale of each element by the numbers on the way that products read, which a narrower type rounds.
+    contents : what the arrays hold before the call.
+    rows : the rows of updated arrays that the call changes, if these are few.
     """
 
     op: Op
@@ -185,6 +187,8 @@ class Wanted:
     rounded: int = 1
     operands: Mapping[str, Array] = field(default_factory=dict)
     drawn: Mapping[str, Array] = field(default_factory=dict)
+    contents: Mapping[str, Array] = field(default_factory=dict)
+    rows: Mapping[str, Array] = field(default_factory=dict)
 
     def added_to(self, starts: Mapping[str, Array], adds: Mapping[str, bool]) -> Wanted:
         """Return the same for gradients that hold `starts` before the call."""
@@ -313,17 +317,15 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         with marked() as marks:
             want = reference(op, given)
         read = [a.name for a in op.arrays if a.kind in ("in", "state") and given[a.name] is not None]
-        moved = {n: np.zeros(x.shape) for n, x in want.items()}
 
         def nudge(x: Array) -> Array:
             return np.asarray(x * steps(np.shape(x), rng))
 
-        for _ in range(samples):
+        def nudged(_: int) -> dict[str, Array]:
             with moving(nudge):
-                nudged = reference(op, given | {n: nudge(given[n]) for n in read})
-            for n, x in nudged.items():
-                moved[n] += ((x - want[n]) / STEP) ** 2 / samples
-        scale = {n: np.sqrt(x) for n, x in moved.items()}
+                return reference(op, given | {n: nudge(given[n]) for n in read})
+
+        scale = moved(want, samples, nudged)
         if samples == 1:
             scale = {n: np.maximum(x, row_size(x)) for n, x in scale.items()}
         scale = {n: x + row_size(want[n]) for n, x in scale.items()}
@@ -357,13 +359,21 @@ def operand_scale(
     op: Op, given: Arguments, want: Mapping[str, Array], rng: np.random.Generator, samples: int
 ) -> dict[str, Array]:
     """Return how far the results move, relative to the perturbation, with the operands that a reference marks."""
-    moved = {n: np.zeros_like(x) for n, x in want.items()}
-    for _ in range(samples):
+
+    def nudged(_: int) -> dict[str, Array]:
         with moving(lambda x: x * steps(np.shape(x), rng, x.dtype), operands=True):
-            found = reference(op, dict(given), np.result_type(*want.values()))
-        for n, x in found.items():
-            moved[n] += ((x - want[n]) / STEP) ** 2 / samples
-    return {n: np.maximum(np.sqrt(x), row_size(np.sqrt(x))) for n, x in moved.items()}  # a few signs may cancel
+            return reference(op, dict(given), np.result_type(*want.values()))
+
+    return {n: np.maximum(x, row_size(x)) for n, x in moved(want, samples, nudged).items()}  # a few signs may cancel
+
+
+def moved(want: Mapping[str, Array], samples: int, nudged: Callable[[int], Mapping[str, Array]]) -> dict[str, Array]:
+    """Return how far results move, relative to the perturbation: the root mean square over perturbed ones."""
+    squares = {n: np.zeros_like(x) for n, x in want.items()}
+    for i in range(samples):
+        for n, x in nudged(i).items():
+            squares[n] += ((x - want[n]) / STEP) ** 2 / samples
+    return {n: np.sqrt(x) for n, x in squares.items()}
 
 
 SCRATCH = 1 << 17

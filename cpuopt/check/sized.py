@@ -11,6 +11,7 @@ what is read. What is left to `check` is what this cannot see: errors below that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import inf, sqrt
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..ops.storage import storage
 from ..ops.update import drawn_bits
 from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of
 from .fit import rounding_of, usual
-from .judge import STEP, Wanted, called, marked, operand_scale, steps
+from .judge import Wanted, called, marked, moved, operand_scale, steps
 from .memory import FILL, SCRATCH, Filling, Memory, absent_as_empty, bits, call_args, fill
 from .result import Result, worst
 
@@ -151,11 +152,8 @@ def standard(op: Op, case: Case, given: Mapping[str, Array], threads: int, nudge
         with marked() as marks:
             found = {n: np.asarray(x, finest) for n, x in reference(op, dict(given), finest).items()}
         found = {n: x.copy() if np.may_share_memory(x, given[n]) else x for n, x in found.items()}
-        moved = {n: np.zeros_like(x) for n, x in found.items()} if nudges else {}
         rounding = rounding_of(run, given, found) if nudges and (run := run_of(op)) else {}
-        for seed in range(nudges):
-            for n, x in nudged(op, given, finest, seed).items():
-                moved[n] += ((x - found[n]) / STEP) ** 2 / nudges
+        moves = moved(found, nudges, partial(nudged, op, given, finest)) if nudges else {}
         operands: dict[str, Array] = {}
         if marks and case.types:
             operands = operand_scale(op, dict(given), found, np.random.default_rng(0), 1)
@@ -168,7 +166,7 @@ def standard(op: Op, case: Case, given: Mapping[str, Array], threads: int, nudge
         lowest = float(np.finfo(storage(given[name]).computes).eps) * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
         if nudges:
-            scale[name] = np.fmax(scale[name], np.sqrt(moved[name]).reshape(rows.shape))
+            scale[name] = np.fmax(scale[name], moves[name].reshape(rows.shape))
         if name in rounding:
             scale[name] = scale[name] + rounding[name].reshape(-1, 1)
     return Wanted(op, case, values, scale, adds, rounded=2, operands=operands, drawn=drawn_bits(op, given))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
@@ -64,21 +64,7 @@ BEFORE = ((0, "nan", "nan"), (0, "almost", "kept"), (1, "other", "kept"), (1, "n
 AFTER = ((1, "almost", "nan"), (0, "other", "kept"), (0, "numbers", "kept"))
 
 
-@dataclass
-class Inputs:
-    """One set of inputs: the content of all arrays that are read, the wanted results, and the rows that change.
-
-    Attributes
-    ----------
-    rows : the rows of updated arrays that a call changes, if these are few.
-    """
-
-    contents: dict[str, Array]
-    wanted: Wanted
-    rows: dict[str, Array] = field(default_factory=dict)
-
-
-def draw(op: Op, case: Case, seed: int, more: int = 0) -> tuple[Arguments, list[Inputs]]:
+def draw(op: Op, case: Case, seed: int, more: int = 0) -> tuple[Arguments, list[Wanted]]:
     """Draw the scalars and shapes of a call, and two sets of inputs, or more; large inputs may be the same in all."""
     rng, adds = np.random.default_rng(seed), case.adds or {}
     known = scalars(op, case, rng)
@@ -102,13 +88,13 @@ def draw(op: Op, case: Case, seed: int, more: int = 0) -> tuple[Arguments, list[
                 if a.name not in shared:
                     shared[a.name] = normal(x.shape, rng).astype(x.dtype)
                 starts[a.name] = shared[a.name]
-        one = Inputs(contents | starts, expected(op, case, given, rng).added_to(starts, adds).narrow())
-        for name, x in one.contents.items():
-            if name in one.wanted.values and x.ndim > 1:
-                rows = np.flatnonzero((one.wanted.values[name] != x).any(axis=tuple(range(1, x.ndim))))
+        wanted, changed = expected(op, case, given, rng).added_to(starts, adds).narrow(), dict[str, Array]()
+        for name, x in (contents | starts).items():
+            if name in wanted.values and x.ndim > 1:
+                rows = np.flatnonzero((wanted.values[name] != x).any(axis=tuple(range(1, x.ndim))))
                 if 2 * len(rows) < len(x):
-                    one.rows[name] = rows
-        sets.append(one)
+                    changed[name] = rows
+        sets.append(replace(wanted, contents=contents | starts, rows=changed))
     return first, sets
 
 
@@ -131,20 +117,20 @@ class TimedKernels:
         kernels: Mapping[str, Kernel],
         case: Case,
         seed: int,
-        drawn: tuple[Arguments, list[Inputs]] | None = None,
+        drawn: tuple[Arguments, list[Wanted]] | None = None,
         secret: bool = False,
     ) -> None:
         self.kernels, self.case, self.secret = kernels, case, secret
         self.op = next(iter(kernels.values())).op
         self.rng, self.filling = np.random.default_rng(seed), Filling()
         self.given, self.sets = drawn or draw(self.op, case, seed)
-        self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
+        self.outs = [n for n in self.sets[0].values if n not in self.sets[0].contents]
         """The arrays whose content the call must not use."""
         self.work = {side: list(self._scratch_of(k).values()) for side, k in kernels.items()}
-        written = sum(x.size for x in self.sets[0].wanted.values.values())
+        written = sum(x.size for x in self.sets[0].values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """The probability that a sample of a trial is judged."""
-        self.names = [n for n, x in self.sets[0].wanted.values.items() if x.size]
+        self.names = [n for n, x in self.sets[0].values.items() if x.size]
         self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
         self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
@@ -173,7 +159,7 @@ class TimedKernels:
 
         If it is `secret`, each call has scratch of its own: what a call left there could be the result of a later one.
         """
-        self.held: list[Inputs | None] = [None] * slots
+        self.held: list[Wanted | None] = [None] * slots
         arrays, room = absent_as_empty(next(iter(self.kernels.values())), self.given), 0
         spans: dict[str, list[slice]] = {side: [] for side in self.kernels}
         for side, work in self.work.items():
@@ -211,7 +197,7 @@ class TimedKernels:
         for i in range(len(self.slots)):
             self.hold(i, self.sets[(i + which) % 2])
 
-    def hold(self, i: int, new: Inputs) -> None:
+    def hold(self, i: int, new: Wanted) -> None:
         """Change the inputs of a call."""
         old, slot = self.held[i], self.slots[i]
         if old is new:
@@ -223,9 +209,9 @@ class TimedKernels:
                 np.copyto(slot[name], x)
         self.held[i] = new
 
-    def _restore(self, slot: Mapping[str, Array], held: Inputs) -> None:
+    def _restore(self, slot: Mapping[str, Array], held: Wanted) -> None:
         """Restore the inputs that the last call changed."""
-        for name in held.wanted.values:
+        for name in held.values:
             if name in held.contents:
                 rows = held.rows.get(name)
                 if rows is None:
@@ -244,10 +230,10 @@ class TimedKernels:
                 if outs == "nan":
                     fill(x, FILL)
                 elif outs == "other":
-                    results = self.unrelated if self.secret else self.sets[held is self.sets[0]].wanted.values
+                    results = self.unrelated if self.secret else self.sets[held is self.sets[0]].values
                     np.copyto(x, results[name])
                 elif outs == "almost" and not self.secret:
-                    np.copyto(x, held.wanted.values[name])
+                    np.copyto(x, held.values[name])
                     x.flat[self.rng.integers(0, x.size, -(-x.size // 16))] = 0.75
                 else:
                     self.filling.put(x, outs)
@@ -270,12 +256,12 @@ class TimedKernels:
         with named(self.kernels[side], self.case, when):
             for i, held in enumerate(self.held[:calls]):
                 assert held
-                found = held.wanted.judge(self.kernels[side], self.slots[i], str(self.filling))
+                found = held.judge(self.kernels[side], self.slots[i], str(self.filling))
                 if found.refused:
                     said = f"is wrong on the arrays that are timed: {found.reason}"
                     raise RefusedError(said, found.verdict, found.witness())
                 self.worst[side] = worst([self.worst[side], found])
-                read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
+                read = {(i, n): x for n, x in held.contents.items() if n not in held.values}
                 self.memory.require_same(read)
             self.memory.require_whole()
             if any((beyond != OUTSIDE).any() for ends in self.beyond[side][:calls] for beyond in ends):
@@ -293,17 +279,17 @@ class TimedKernels:
         i = int(self.rng.integers(calls))
         held, name = self.held[i], self.names[self.rng.integers(len(self.names))]
         assert held
-        got, wanted = self.slots[i][name].reshape(-1), held.wanted
+        got = self.slots[i][name].reshape(-1)
         at = self.rng.integers(0, got.size, PROBED)
         if (rows := held.rows.get(name)) is not None and len(rows):
-            columns = got.size // len(wanted.values[name])
+            columns = got.size // len(held.values[name])
             at = rows[self.rng.integers(0, len(rows), PROBED)] * columns + at % columns
-        want = wanted.values[name].reshape(-1)[at]
+        want = held.values[name].reshape(-1)[at]
         error = np.abs(got[at] - want)
-        allowed, beyond, more = wanted.tolerance(self.op.by_name[name])
-        size = np.maximum(wanted.scale[name].reshape(-1)[at], least(storage(got))) + beyond * np.abs(want)
-        if name in wanted.operands:
-            size = size + more * wanted.operands[name].reshape(-1)[at]
+        allowed, beyond, more = held.tolerance(self.op.by_name[name])
+        size = np.maximum(held.scale[name].reshape(-1)[at], least(storage(got))) + beyond * np.abs(want)
+        if name in held.operands:
+            size = size + more * held.operands[name].reshape(-1)[at]
         if not (error <= MARGIN * allowed * size).all():
             self.judge(side, calls, WHILE)
 

@@ -24,7 +24,7 @@ def text_of(op: Op, variant: str = BASE, name: str = "mine") -> str:
     imports, body = copied(op, name, variant)
     text = "\n".join([*dict.fromkeys(imports), "", body])
     try:
-        found = rules.read(text).kernels
+        found = rules.read(text)
     except RefusedError as e:
         raise UserError(f"{kernel.name} does not stand alone: {e}") from e
     if (op.name, name) not in found:

@@ -127,15 +127,12 @@ def breach(rule: str, line: int, said: str) -> RefusedError:
     return RefusedError(f"line {line}: {said}; allowed are {RULES[rule]}", BY_RULE, {"rule": rule, "line": line})
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """What an allowed text defines: the op of each kernel, by the name that it registers under."""
-
-    kernels: tuple[tuple[str, str], ...]
+Kernels = tuple[tuple[str, str], ...]
+"""The op of each kernel of a text, and the name that it registers under."""
 
 
-def read(text: str, without: Collection[str] = ()) -> Candidate:
-    """Parse a text and hold it against the rules.
+def read(text: str, without: Collection[str] = ()) -> Kernels:
+    """Parse a text, hold it against the rules, and return its kernels.
 
     Parameters
     ----------
@@ -147,7 +144,7 @@ def read(text: str, without: Collection[str] = ()) -> Candidate:
         For the first breach of a rule.
     """
     try:
-        return _Text(text, frozenset(without)).candidate()
+        return _Text(text, frozenset(without)).read()
     except RecursionError:
         raise breach("text", 1, "its syntax has too many levels") from None
 
@@ -169,7 +166,7 @@ class _Text:
         if rule not in self.without:
             raise breach(rule, getattr(node, "lineno", 1), said)
 
-    def candidate(self) -> Candidate:
+    def read(self) -> Kernels:
         try:
             raw = self.text.encode()
             if len(raw) > LONGEST:
@@ -196,7 +193,7 @@ class _Text:
                 self.assigned(node)
             else:
                 self.refuse("statement", node, f"{_shown(node)} at the level of the file")
-        return Candidate(tuple(self.kernels))
+        return tuple(self.kernels)
 
     # The level of the file --------------------------------------------------------------------------------------------
 

@@ -486,7 +486,7 @@ def read(text: str, op: Op) -> str:
     RefusedError
         For a breach of one.
     """
-    kernels = [variant for name, variant in rules.read(text).kernels if name == op.name]
+    kernels = [variant for name, variant in rules.read(text) if name == op.name]
     if len(kernels) != 1:
         said = f"the text registers {len(kernels)} kernels of {op.name}; expected one"
         raise RefusedError(said, BY_RULE, {"rule": "task"})

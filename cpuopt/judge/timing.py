@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 
 from ..check.cases import Arguments, Case, elements
-from ..check.judge import imprecise
+from ..check.judge import Wanted, imprecise
 from ..check.result import Result
-from ..check.timed import OUTS, UNSEEN, WORK, Inputs, draw
+from ..check.timed import OUTS, UNSEEN, WORK, draw
 from ..errors import CHEATING, RefusedError, UserError
 from ..kernels.registry import Kernel
 from ..lab.remote import WAITED, AloneRemote, Clocks, Far
 from . import private
 
-Drawn = dict[str, tuple[Arguments, list[Inputs]]]
+Drawn = dict[str, tuple[Arguments, list[Wanted]]]
 """Inputs that were drawn before in a session, with the wanted results, by op and shape."""
 CALLS = tuple((which, outs, scratch) for which in (0, 1) for outs in OUTS for scratch in WORK)
 """What the arrays of timed calls hold: set of inputs, outputs, scratch."""
@@ -134,7 +134,7 @@ class AloneFar(AloneRemote):
         if said:
             raise RefusedError(f"{self.kernels['B'].name} {said}", CHEATING)
 
-    def kept(self, new: Sequence[Inputs]) -> str:
+    def kept(self, new: Sequence[Wanted]) -> str:
         """Return that the candidate takes longer with new inputs than with known ones, or than was measured; or ""."""
         took: dict[str, list[tuple[float, float]]] = {"A": [], "B": []}
         for i, fresh in enumerate(new):
@@ -148,12 +148,12 @@ class AloneFar(AloneRemote):
         measured = {side: float(np.median(ns)) for side, ns in self.took.items() if ns}
         return memory(each) or (memory(each, measured) if measured else "")
 
-    def more(self, count: int) -> Sequence[Inputs]:
+    def more(self, count: int) -> Sequence[Wanted]:
         """Draw as many inputs once more, others than all before."""
         _, sets = draw(self.op, self.case, self.seed, len(self.sets) - 2 + count)
         return sets[len(self.sets) :]
 
-    def once(self, side: str, inputs: Inputs) -> tuple[float, float]:
+    def once(self, side: str, inputs: Wanted) -> tuple[float, float]:
         """Return the ns of a call with some inputs, and those for which its threads waited for a core.
 
         The baseline is called before it: the inputs are then in the caches, as they are when a kernel is timed.

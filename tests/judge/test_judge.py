@@ -156,7 +156,7 @@ def test_no_constant_outlasts_a_call(name: str, session: Judge) -> None:
 def test_behind_the_rules_pythons_names_are_not_there(
     text: str, said: str, session: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "read", lambda text: rules.Candidate((("relu_forward", "mine"),)))
+    monkeypatch.setattr(rules, "read", lambda text: (("relu_forward", "mine"),))
     found = session.check(text, "relu_forward")
     assert found.verdict in REFUSED
     assert said in found.reason
