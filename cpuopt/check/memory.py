@@ -173,13 +173,13 @@ class Memory:
         self.arrays: dict[Any, Array] = {
             key: np.ndarray(x.shape, x.dtype, self.words, 4 * self.spans[key].start) for key, x in contents.items()
         }
-        halves = self.words.view(np.uint16)
+        every = self.words.view(np.uint8)
         self._ends = [
-            halves[2 * s.stop - 1 :][:1]
+            every[4 * s.start + x.nbytes : 4 * s.stop]
             for s, x in zip(self.spans.values(), contents.values(), strict=True)
             if x.nbytes % 4
         ]
-        """What is left of the last word of arrays with an odd number of 2-byte elements."""
+        """What is left of the last word of arrays whose elements have fewer than 4 bytes."""
         edges = [0, *(at for span in self.spans.values() for at in (span.start, span.stop)), end]
         self._gaps = [slice(*edges[i : i + 2]) for i in range(0, len(edges), 2)]
         self._calm = [self.spans[key] for key in contents if name_of(key) in indices]
@@ -190,7 +190,7 @@ class Memory:
         """Fill the memory around the arrays with words that count up from `word`."""
         self.guards: list[Array] = []
         for end in self._ends:
-            end.fill(word & 0xFFFF)
+            end.fill(word & 0xFF)
         for gap in self._gaps:
             self.guards.append(np.arange(word, word + gap.stop - gap.start, dtype=np.uint32))
             word += gap.stop - gap.start
@@ -208,7 +208,7 @@ class Memory:
 
     def require_whole(self) -> None:
         """Raise if a word around the arrays changed."""
-        if any(end[0] != self.guards[0][0] & 0xFFFF for end in self._ends):
+        if any((end != self.guards[0][0] & 0xFF).any() for end in self._ends):
             raise RefusedError("wrote outside its arrays: 1 past the end of one with 2-byte elements")
         for gap, guards in zip(self._gaps, self.guards, strict=True):
             if not np.array_equal(self.words[gap], guards):

@@ -36,10 +36,10 @@ PARTS, APART = 3, 1 << 29
 """States that share a word of random bits, and how many elements apart the next ones take theirs."""
 
 
-def draw_of(seed: int, step: int) -> int:
-    """Return the number of a step from which random bits are made: 63 bits."""
+def draw_of(*given: int) -> int:
+    """Return the number from which random bits are made, 63 bits, of the run's seed, a step and the like."""
     key = np.zeros(1, np.uint64)
-    for number in (seed, step):
+    for number in given:
         key = mix(key + np.array([number % 2**63]).astype(np.uint64) + GAMMA)
     return int(key[0] >> np.uint64(1))
 

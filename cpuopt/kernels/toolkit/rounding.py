@@ -17,7 +17,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 from ...ops.rounding import APART, M1, M2, PARTS, STEPS
-from ..compile.storage import QUIET, UP, bfloat16
+from ..compile.storage import QUIET, UP, bfloat16, full
 
 I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
@@ -32,14 +32,17 @@ class Rounded(types.Type):
     # kept here, where the cache of compiled kernels sees a change
     @staticmethod
     def random_word(builder, index, lower, upper):
-        """Compute the 32 random bits of an element."""
+        """Compute the 32 random bits of an element, or of each of a vector."""
+
+        def number(x):
+            return full(index.type, int(x))
 
         def mixed(z, bits):
-            return builder.xor(z, builder.lshr(z, I32(bits)))
+            return builder.xor(z, builder.lshr(z, number(bits)))
 
-        z = builder.add(builder.mul(index, I32(int(STEPS))), lower)
-        z = builder.xor(builder.mul(mixed(z, 16), I32(int(M1))), upper)
-        return mixed(builder.mul(mixed(z, 15), I32(int(M2))), 16)
+        z = builder.add(builder.mul(index, number(STEPS)), lower)
+        z = builder.xor(builder.mul(mixed(z, 16), number(M1)), upper)
+        return mixed(builder.mul(mixed(z, 15), number(M2)), 16)
 
     def drop(self, builder, x, word):
         """Add a part of a word to the bits of a float32, and drop their lower half; a NaN stays one."""

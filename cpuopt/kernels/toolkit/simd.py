@@ -235,13 +235,16 @@ def at(typingctx, array, offset):
     return FLOATS(array, INT), codegen
 
 
-def product_of(vectors: int, pairs: bool = False, tile: InstructionSet = HOST, listed: bool = False):
+def product_of(
+    vectors: int, pairs: bool = False, tile: InstructionSet = HOST, listed: bool = False, emit: type[Emit] = Emit
+):
     """Make the micro-kernel of `vectors` vectors of columns.
 
     Parameters
     ----------
     pairs : whether it multiplies words of two bfloat16.
     listed : whether `ahead` is a list of the places to fetch, which `put_place` writes, one for every second k.
+    emit : the emitter, which may multiply words of another kind.
     """
 
     @intrinsic
@@ -261,7 +264,7 @@ def product_of(vectors: int, pairs: bool = False, tile: InstructionSet = HOST, l
                 block = builder.append_basic_block(f"rows{n}")
                 choice.add_case(I64(n), block)
                 with builder.goto_block(block):
-                    Emit(builder, tile).product(n, vectors, pairs, listed, *args)
+                    emit(builder, tile).product(n, vectors, pairs, listed, *args)
                     builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()

@@ -51,6 +51,8 @@ class InstructionSet:
     indexed : whether a row's first float is loaded by a register as offset, even if the offset is zero.
     halves_apart : whether a product without `dot` goes over its rows once for each half of the words.
     dot : the instructions for bfloat16; without them, two multiply-adds and arithmetic of 32 bits have the same bits.
+    quads : the instruction for int8, ``quads(emit, x, y, z)``: z plus the products of the unsigned bytes of x and the
+        signed ones of y, four in each word. Without it, arithmetic of 16 bits has the same bits.
     ahead : whether to prefetch optimizer state during the gradient of a weight.
     rows, vectors : by the rule of `shape`, unless given.
     """
@@ -64,6 +66,7 @@ class InstructionSet:
     indexed: bool = False
     halves_apart: bool = False
     dot: Dot | None = None
+    quads: Callable[..., Any] | None = None
     ahead: bool = False
     rows: int = 0
     vectors: int = 0

@@ -1,6 +1,6 @@
 """AVX-512 with instructions for bfloat16: one adds both products of words to sums, one rounds two vectors.
 
-Both take subnormal numbers as zero.
+Both take subnormal numbers as zero. Every processor that has them has the instruction for int8 too.
 
 `AHEAD` is such a set that multiplies so fast that memory idles while a weight's gradient is computed. So it is on
 Zen 5, which has ``avxvnni`` too, and not on Zen 4. Sapphire Rapids has both, and was not measured.
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from llvmlite import ir
 
-from . import Dot, avx512
+from . import Dot, avx512vnni
 
 
 class _BFloat(ir.types._BaseFloatType):  # the emitter's type of a bfloat16, which llvmlite lacks
@@ -38,5 +38,7 @@ def rounded(emit, x, y):
     return emit.builder.bitcast(found, ir.VectorType(ir.IntType(16), 2 * lanes))
 
 
-SET = replace(avx512.SET, name="avx512bf16", features=avx512.SET.features | {"avx512bf16"}, dot=Dot(add, rounded))
+SET = replace(
+    avx512vnni.SET, name="avx512bf16", features=avx512vnni.SET.features | {"avx512bf16"}, dot=Dot(add, rounded)
+)
 AHEAD = replace(SET, features=SET.features | {"avxvnni"}, ahead=True)

@@ -33,4 +33,6 @@ LINE = 16  # floats in a cache line
 POINTED = 7  # rows of a product that share a pointer, of which x86 reaches as many by three registers
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 PLACES = 8  # the fewest lines that usual first-level caches hold at one place
+READ_IN_PLACE = 8  # rows up to which a forward of int8 reads the weight in place: packing it would take longer
+QUANTIZED = 16  # rows that a thread quantizes in one go
 LOOKS = 2000  # spins before yielding the core: about a microsecond

@@ -8,9 +8,9 @@ import numba
 
 from ....errors import UserError
 from ....machine import ORDER, ORDERS
-from . import InstructionSet, avx2, avx512, avx512bf16, neon, plain, targets
+from . import InstructionSet, avx2, avx512, avx512bf16, avx512vnni, neon, plain, targets
 
-SETS = avx512bf16.AHEAD, avx512bf16.SET, avx512.SET, avx2.SET, neon.SET, plain.SET
+SETS = avx512bf16.AHEAD, avx512bf16.SET, avx512vnni.SET, avx512.SET, avx2.SET, neon.SET, plain.SET
 """In order of preference."""
 IMPLIED = {"x86-64-v3": avx2.SET.features, "x86-64-v4": avx2.SET.features | avx512.SET.features}
 """The features of processors that ``NUMBA_CPU_NAME`` may name."""
