@@ -64,7 +64,8 @@ class BuildOptions:
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products, attention and activations read, but not the weights of an update,
         sums and states.
-    base : "int8" or "q8_0" to store in it frozen weights that products in blocks read; by default as `dtype` says.
+    base : "int8", "q8_0" or "w8a8" to store in int8 the frozen weights that products in blocks read, and with the last
+        to multiply them as integers; by default as `dtype` says.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     weights : "bfloat16" to store in it alone those trained weights that products read, as frozen ones are. A step
         rounds them at random. It needs a `dtype` of bfloat16.

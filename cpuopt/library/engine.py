@@ -169,7 +169,8 @@ class Engine(core.Engine):
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
     more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
         ``dtype="bfloat16"`` to store in it what products, attention and activations read, and ``moments`` and
-        ``weights`` to store those in it too; ``base="int8"`` for frozen weights of blocks;
+        ``weights`` to store those in it too; ``base="int8"`` for frozen weights of blocks, or ``base="w8a8"`` to
+        multiply them as int8;
         ``recompute="all"``, or a number of blocks, to compute them again in the backward instead of
         keeping what is inside them.
 

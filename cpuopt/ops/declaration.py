@@ -512,14 +512,14 @@ class Op:
         return self.flops(known) - sum(x(known) for x in saved)
 
     def operands(self, types: Mapping[str, str]) -> str:
-        """Return the storage type of what a call's products multiply: bfloat16 if it reads an operand of it.
+        """Return the storage type of what a call's products multiply: int8 or bfloat16 if it reads an operand of it.
 
         Parameters
         ----------
         types : the types of the arguments that do not have their usual one.
         """
         read = {types.get(a.name, a.dtype) for a in self.arrays if a.kind == "in" and a.operand}
-        return "bfloat16" if "bfloat16" in read else "float32"
+        return next((t for t in ("int8", "bfloat16") if t in read), "float32")
 
     def bytes(
         self,

@@ -6,7 +6,8 @@ Forward::
 
 A product of an int8 and a scale has at most 19 bits, so float32 holds it exactly; a bfloat16 holds it rounded to
 nearest. `BLOCKS` has the sizes of blocks and the types of their scales. A weight (OC, C) has its blocks along C, and
-across the ends of rows if C is no multiple of their size. Quantizing is symmetric::
+across the ends of rows if C is no multiple of their size; those of ``w8a8`` are its rows, which products multiply as
+they are (``matmul_int8.py``). Quantizing is symmetric::
 
     scales[n] = max_i |x[n, i]| / 127, rounded up to the type of scales
     q[n, i]   = x[n, i] / scales[n], rounded to nearest even, so |x - q * scales[n]| <= scales[n] / 2
@@ -20,7 +21,7 @@ Source: Dettmers et al. 2022 (arXiv 2110.02861), section 2.1, with linear steps;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,11 @@ from .declaration import HALF, Op, inp, out, symbols
 from .storage import TYPES, WIDE
 
 K, W = symbols("K W")
-BLOCKS: Mapping[str, tuple[int, str]] = {"int8": (64, "bfloat16"), "q8_0": (32, "float16")}
-"""The numbers of a block and the type of its scale, by the name of a base; ``q8_0`` is that of ggml."""
-LIMITS: Mapping[str, float] = {"bfloat16": 2.0**127, "float16": 127 * 65504 + 0.5}
+ROWS = "w8a8"
+"""The base whose blocks are rows: weights of 8 bits, which products multiply with activations of 8 bits."""
+BLOCKS: Mapping[str, tuple[int, str]] = {"int8": (64, "bfloat16"), "q8_0": (32, "float16"), ROWS: (0, WIDE)}
+"""The numbers of a block, 0 for a row, and the type of its scale, by the name of a base; ``q8_0`` is that of ggml."""
+LIMITS: Mapping[str, float] = {"bfloat16": 2.0**127, "float16": 127 * 65504 + 0.5, WIDE: 2.0**127}
 """Numbers from here on have no scale of a type whose multiples are all finite."""
 MOST = 127
 PART = 1 << 12
@@ -48,13 +51,18 @@ def reference(q, scales):
 dequantize = Op(
     "dequantize",
     out("out", K, W, types=HALF),
-    inp("q", K, W, types=("int8",)),
+    inp("q", K, W, types=("int8",), operand=False),
     inp("scales", K, types=("bfloat16", "float16")),
     label="Dequantize",
     flops=W * K,
     reference=reference,
     source="Dettmers et al. 2022, section 2.1",
 )
+
+
+def width_of(shape: Sequence[int], base: str) -> int:
+    """Return the numbers of a block of a weight."""
+    return BLOCKS[base][0] or shape[-1]
 
 
 class Quantized(np.ndarray[Any, Any]):
@@ -77,8 +85,8 @@ class Quantized(np.ndarray[Any, Any]):
     @classmethod
     def made(cls, x: Array, base: str = "int8") -> Quantized:
         """Quantize an array of float32, whose size is a multiple of that of a block."""
-        width, scale = BLOCKS[base]
-        found = cls.of(np.empty(x.shape, np.int8), np.empty(x.size // width, TYPES[scale].dtype))
+        blocks, scale = x.size // width_of(x.shape, base), BLOCKS[base][1]
+        found = cls.of(np.empty(x.shape, np.int8), np.empty(blocks, TYPES[scale].dtype))
         found[...] = x
         return found
 
@@ -112,8 +120,10 @@ class Quantized(np.ndarray[Any, Any]):
                 raise UserError(f"a weight in int8 holds {most.max()}; expected finite numbers below {self.limit:.4g}")
             exact = most / NUMBER(MOST)
             near = exact.astype(scales.dtype)
-            bits = near.view(np.uint16) + (near.astype(NUMBER) < exact)  # the next number up
-            scales[at : at + PART] = np.maximum(bits, most > 0).astype(np.uint16).view(scales.dtype)
+            low = near * NUMBER(MOST) < most if scales.dtype == NUMBER else near.astype(NUMBER) < exact
+            bits = f"u{scales.itemsize}"
+            up = np.maximum(near.view(bits) + low, most > 0)  # the next number
+            scales[at : at + PART] = up.astype(bits).view(scales.dtype)
             by = scales[at : at + PART].astype(NUMBER)[:, None]
             q[at : at + PART] = np.rint(part / np.where(by > 0, by, NUMBER(1)))
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..models import Config
-from ..ops.dequantize import BLOCKS, Quantized
+from ..ops.dequantize import BLOCKS, Quantized, width_of
 from ..ops.storage import TYPES
 from ..program.precision import NARROW
 from ..weights.tensors import Array, to_bf16
@@ -42,7 +42,7 @@ def digest(x: Array) -> str:
 def is_that(x: Array, known: str) -> bool:
     """Return whether float32 numbers have a hash, rounded or quantized first if the run had them so."""
     base = known.partition(":")[0]
-    if base in BLOCKS and x.size % BLOCKS[base][0] == 0:
+    if base in BLOCKS and x.size % width_of(x.shape, base) == 0:
         return digest(Quantized.made(x, base)) == known
     return digest(to_bf16(x).view(TYPES[NARROW].dtype) if known.startswith(ROUNDED) else x) == known
 

@@ -30,7 +30,7 @@ DECAYS = ("all", "matrices")
 REDUCTIONS = ("exact", "fast")
 DTYPES = {"float32": "float32", "bf16": "bfloat16"}
 """The words of ``--dtype``, and what each stores of what products and attention read."""
-BASES = ("bf16", "int8", "q8_0")
+BASES = ("bf16", "int8", "q8_0", "w8a8")
 Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
@@ -202,7 +202,7 @@ class Settings:
     base: str | None = setting(
         None,
         "Keep the frozen weights of linear layers in this type: bf16, as --dtype bf16 does, int8, in blocks of 64 with "
-        "a scale, or q8_0, in the blocks of 32 of GGUF.",
+        "a scale, q8_0, in the blocks of 32 of GGUF, or w8a8, in int8 that products multiply with activations in int8.",
         one_of(BASES),
         shown="that of --dtype",
     )
