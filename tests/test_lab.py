@@ -78,7 +78,7 @@ def check_commands(text, op):
     assert lab[:2] == ["lab", "THIS_FILE"]
     if not use:
         assert op in {"sumsq_blocks", "accumulate", "copy", "classifier_backward", "dequantize",
-                      "matmul_adapter_forward"}  # fmt: skip
+                          "matmul_adapter_forward", "matmul_int8_forward", "matmul_int8_backward_input"}  # fmt: skip
         return
     ((verb, *flags),) = use
     asked = dict(zip(flags[::2], flags[1::2], strict=True))
