@@ -1,6 +1,7 @@
 """`cpuopt inspect`: what a loop is made of, on texts and on kernels with planted faults."""
 
 import platform
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -223,6 +224,8 @@ def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys):
     assert [s.one("h3").text for s in sides] == ["gelu_forward[good]", "gelu_forward[spill]"]
     for side, variant in zip(sides, ("good", "spill"), strict=True):
         found = once("gelu_forward", variant, 0)
+        assert bool(found.advice) == (variant == "spill")
+        assert all(a.said in side.text for a in found.advice)
         rows = {int(r.one(class_="number").text): r for r in side.one("details", open="").all(class_="row")}
         assert [r.one(class_="text").text.strip() for r in rows.values()] == [s.strip() or "" for s in found.source]
         for n, row in rows.items():
@@ -232,6 +235,7 @@ def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys):
             fmas = sum(i.fma and i.width > 1 for i in expected)
             chips = [c.text for c in row.all(class_="chip")]
             assert (f"{fmas} vector FMA" in chips) == bool(fmas)
+            assert [c for c in chips if re.fullmatch(r"[A-Z]\d\d", c)] == [a.rule for a in found.advice if a.line == n]
             assert any("spill" in c for c in chips) == any(i.spill for i in expected)
     assert "window.hit" in sides[0].text
     good = once("gelu_forward", "good", 0)

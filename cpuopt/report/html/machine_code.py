@@ -85,28 +85,41 @@ def _side(f: Inspection) -> Markup:
     code: dict[tuple[str, int], list[LineBlock]] = {}
     for block in f.blocks:
         code.setdefault((block.file, block.line), []).append(block)
-    parts = [_part(part, i == 0, code) for i, part in enumerate(sources(f))]
+    advised: dict[tuple[str, int], list[str]] = {}
+    for a in f.advice:
+        advised.setdefault((f.file, a.line), []).append(a.rule)
+    parts = [_part(part, i == 0, code, advised) for i, part in enumerate(sources(f))]
     rest = sorted((b for (_, line), blocks in code.items() if not line for b in blocks), key=lambda b: -b.depth)
     added = [i for b in rest for i in b.instructions]
     name = tag("summary", f"of no line · {count(len(added), 'instruction')}")
     why = tag("p", "numba adds them, to start threads and pass arguments.", class_="note")
     others = tag("details", name, why, _counts(added), tag("div", tag("pre", map(_block, rest)), class_="row whole"))
     same = tag("p", SAME[f.same], class_="warnings" if f.same is False else "note")
-    return join(head, same, parts, others if added else None)
+    advice = [tag("p", a.said, class_="warnings") for a in f.advice]
+    return join(head, same, advice, parts, others if added else None)
 
 
-def _part(part: FunctionSource, is_open: bool, code: dict[tuple[str, int], list[LineBlock]]) -> Markup:
-    rows = [_row(n, text, code.get((part.file, n), [])) for n, text in zip(part.span, part.lines, strict=True)]
+def _part(
+    part: FunctionSource,
+    is_open: bool,
+    code: dict[tuple[str, int], list[LineBlock]],
+    advised: dict[tuple[str, int], list[str]],
+) -> Markup:
+    rows = [
+        _row(n, text, code.get((part.file, n), []), advised.get((part.file, n), []))
+        for n, text in zip(part.span, part.lines, strict=True)
+    ]
     n = sum(len(b.instructions) for line in part.span for b in code.get((part.file, line), []))
     name = tag("summary", f"{short_path(part.file)}:{part.first} · {count(n, 'instruction')}")
     return tag("details", name, rows, open="" if is_open or n > 20 else None)
 
 
-def _row(number: int, text: str, blocks: Sequence[LineBlock]) -> Markup:
-    """Put a line of source on the left, and what became of it on the right."""
+def _row(number: int, text: str, blocks: Sequence[LineBlock], rules: Sequence[str]) -> Markup:
+    """Put a line of source on the left, with the rules of advice on it, and what became of it on the right."""
     line = [tag("span", number, class_="number"), tag("span", text.rstrip() or " ", class_="text")]
     deepest = sorted(blocks, key=lambda b: -b.depth)
-    source = tag("div", line, _counts([i for b in blocks for i in b.instructions]), class_="source")
+    chips = tag("div", [tag("span", rule, class_="chip bad") for rule in rules], class_="chips") if rules else None
+    source = tag("div", line, chips, _counts([i for b in blocks for i in b.instructions]), class_="source")
     return tag("div", source, tag("pre", [_block(b) for b in deepest]) if blocks else None, class_="row")
 
 
