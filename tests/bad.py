@@ -122,6 +122,11 @@ check=RELIES, timed=r"is wrong .* out\[\d+\] = 0.75, expected"
 check=RELIES, timed=WRONG
     computes_only_over_nan: if np.isnan(out[0]): ...
     computes_only_what_is_nan: np.copyto(out, inp1 + inp2, where=np.isnan(out))
+check="^'out' has other bits in a second call"
+    has_other_bits_in_every_other_call:
+        ...
+        SEEN[len(SEEN)] = 1
+        out[0] = np.nextafter(out[0], F32(np.inf if len(SEEN) % 2 else -np.inf))
 check="relies on them|second call"
     computes_every_other_call gelu_backward: SEEN[len(SEEN)] = 1 | if len(SEEN) % 2 or np.isnan(dinp).any(): ...
 check=RELIES, scratch={"part": 64}

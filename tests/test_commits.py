@@ -14,7 +14,7 @@ from cpuopt.cli import gate as verb
 from cpuopt.errors import UNCHECKED, UserError
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import commit_worker, commits, gate
-from cpuopt.lab.commits import Difference, KernelSource
+from cpuopt.lab.commits import Difference
 from cpuopt.report import gate as report
 
 CHANGES = {
@@ -153,13 +153,6 @@ def test_a_folder_without_git_and_a_machine_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"^x: git cannot be started"):
         commits.commit_of("main", "x")
-
-
-def test_sources_are_read():
-    assert KernelSource.of("optimized") == KernelSource("optimized", "", "", "optimized")
-    assert KernelSource.of("main:optimized") == KernelSource("main:optimized", "main", "", "optimized")
-    assert KernelSource.of("a/b:k/mine.py") == KernelSource("a/b:k/mine.py", "a/b", "k/mine.py", "")
-    assert KernelSource.of("v1:mine.py:mine:N=4") == KernelSource("v1:mine.py:mine:N=4", "v1", "mine.py", "mine:N=4")
 
 
 # The gate -------------------------------------------------------------------------------------------------------------

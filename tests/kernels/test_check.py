@@ -238,18 +238,6 @@ def test_it_does_not_compile() -> None:
     assert check(kernel, {"N": 3}).reason.startswith("does not compile, or has no scratch size: ValueError: ")
 
 
-@SOME_OPS
-def test_other_bits_in_a_second_call(op: Op) -> None:
-    calls = []
-
-    def spoil(a: Any) -> None:
-        calls.append(1)
-        x = getattr(a, op.written[0].name)
-        x.flat[0] = np.nextafter(x.flat[0], F32(np.inf if len(calls) % 2 else -np.inf))
-
-    assert_fails(after(op, spoil), f"^'{op.written[0].name}' has other bits in a second call")
-
-
 # --- what one op can do wrong ----------------------------------------
 
 
@@ -344,13 +332,6 @@ def test_marginal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.verdict == "marginal"
     assert result.reason.startswith("out[")
     assert str(result).startswith("marginal ")
-    assert result.describe() == {
-        "kernel": "gelu_forward[mutant]",
-        "case": "N=90",
-        "status": "marginal",
-        "ratio": result.ratio,
-        "reason": result.reason,
-    }
 
 
 def test_the_worst_of_all_modes_is_told() -> None:
