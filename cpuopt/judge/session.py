@@ -214,7 +214,8 @@ class Judge:
         found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
         if said := timing.disagreement(far(usual), far(mine)):
             raise RefusedError(said, CHEATING)
-        self.again(mine)
+        rng = np.random.default_rng(private.seed())
+        self.hidden(mine, private.drawn(mine, rng)[:AGAIN], rng)
         roofs = rates.stored().get(self.threads)
         cases = [entry(c, roofs) for c in found["cases"]]
         ratio = geometric_mean([c["ratio"] for c in cases])
@@ -274,14 +275,6 @@ class Judge:
         whole, own = (ab.entry(done, i) for i in range(2))
         a_ms, b_ms = own["a_ns"] / 1e6, own["b_ns"] / 1e6
         return {**own, "a_ms": a_ms, "b_ms": b_ms, "saves_ms": a_ms - b_ms, "layers": built["layers"], "step": whole}
-
-    def again(self, kernel: Kernel) -> None:
-        """Check some private cases again, after the timing."""
-        rng = np.random.default_rng(private.seed())
-        flags = modes(kernel.op)
-        for c in private.drawn(kernel, rng)[:AGAIN]:
-            c = replace(c, adds=flags[rng.integers(len(flags))])
-            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), told=False)
 
     def machine_code(self, kernel: Kernel, text: str, call: CallTime | None = None) -> dict[str, Any]:
         """Return a candidate's machine code as text, its innermost loops, and advice on it.
@@ -382,11 +375,16 @@ class Judge:
             self.fenced(kernel, case(op, sizes))
         self.repeated(kernel, rng)
         hidden = private.drawn(kernel, rng)
-        for i, c in enumerate(hidden):
-            self.say(f"private case {i + 1} of {len(hidden)}")
+        self.hidden(kernel, hidden, rng)
+        return len(public) + len(hidden)
+
+    def hidden(self, kernel: Kernel, cases: Sequence[Case], rng: np.random.Generator) -> None:
+        """Check a candidate on private cases."""
+        flags = modes(kernel.op)
+        for i, c in enumerate(cases):
+            self.say(f"private case {i + 1} of {len(cases)}")
             c = replace(c, adds=flags[rng.integers(len(flags))])
             self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), told=False)
-        return len(public) + len(hidden)
 
     def require(self, kernel: Kernel, c: Case, threads: Sequence[int], seed: int, told: bool) -> None:
         """Check one case.

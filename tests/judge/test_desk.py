@@ -173,11 +173,10 @@ def test_a_verdict_beside_other_processes_is_inconclusive(judge: Judge, monkeypa
     pair.rounds_disturbed.append(False)
     assert not timing.AloneFar.busy.fget(pair)  # type: ignore[attr-defined]
     monkeypatch.setattr(session, "FAR_SLOWER", np.inf)
-    for busy, words in (False, ("slower", "inconclusive")), (True, ("inconclusive",)):
-        monkeypatch.setattr(timing.AloneFar, "busy", busy)
-        found = judge.time(GELU, "gelu_forward", TINY)
-        assert found.verdict in words, found
-        assert "threads waited" in found.reason or not busy
+    monkeypatch.setattr(timing.AloneFar, "busy", True)
+    found = judge.time(GELU, "gelu_forward", TINY)
+    assert found.verdict == "inconclusive", found
+    assert "threads waited" in found.reason
 
 
 def test_a_round_in_which_threads_waited_for_a_core_does_not_count() -> None:
@@ -243,8 +242,7 @@ def test_a_kernel_that_keeps_results_is_told_by_its_times(usual: Any, mine: Any,
     assert timing.memory({"A": usual, "B": mine}, measured) == (said and f"keeps what it computed: {said}")
 
 
-@pytest.mark.parametrize("waited", [0, 1], ids=["calm", "its threads wait for a core"])
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize(("after", "waited"), [(1, 0), (3, 0), (1, 1)])
 def test_results_that_are_kept_are_found_wherever_they_lie(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, after: int, waited: int
 ) -> None:
