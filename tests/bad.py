@@ -5,7 +5,7 @@ The texts that the judge takes obey other rules, and stand in `judge/candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import kernels, ops
-from cpuopt.check.cases import Case
 from cpuopt.check.check import check
 from cpuopt.check.scalars import START  # noqa: F401  (which the table names, as N)
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
@@ -36,7 +35,7 @@ SEEN = {}
 """What a file of bad kernels begins with."""
 
 
-def vanilla_is_right(op: str, on: Case, **options: Any) -> bool:
+def vanilla_is_right(op, on, **options):
     """Whether the vanilla kernel passes a case without a remark; it is checked once for all bad kernels."""
     if (key := f"{op} {on} {on.sized} {options}") not in _right:
         result = check(KERNELS[op, "vanilla"], on, **options)
@@ -78,7 +77,7 @@ class Bad:
     sizes: Mapping[str, int] = field(default_factory=lambda: {"N": 70_001})
     adds: Mapping[str, bool] = field(default_factory=dict)
 
-    def kernel(self, around: Callable[[Any], Any] = lambda function: function) -> Kernel:
+    def kernel(self, around=lambda function: function):
         """Make it, with an empty memory."""
         op, scope = ops.ALL[self.op], dict(globals(), SEEN={})
         usual = KERNELS[self.op, "vanilla"].scratch if "..." in self.body else ()
@@ -87,31 +86,31 @@ class Bad:
         return Kernel(op, "bad", around(scope[self.op]), usual + own, same_bits=self.same_bits)
 
 
-def function(op: str, body: str, usual: Sequence[str] = (), own: Sequence[str] = ()) -> str:
+def function(op, body, usual=(), own=()):
     """Write the function of a kernel, with the names of the vanilla kernel's scratch and of its own."""
     params = [*ops.ALL[op].params, *usual]
     body = body.replace("...", f"KERNELS[{op!r}, 'vanilla'].function({', '.join(params)})")
     return f"def {op}({', '.join([*params, *own])}):\n    " + body.replace("\n", "\n    ") + "\n"
 
 
-def text(op: str, body: str = "...", name: str = "mine") -> str:
+def text(op, body="...", name="mine"):
     """Write one kernel of a file."""
     return f"\n\n@kernel(ops.{op}, {name!r}, jit=False)\n" + function(op, body)
 
 
-def judged(out: Array, want: Array) -> bool:
+def judged(out, want):
     """Return whether the first numbers of an output are NaN, nearly right, zeros, or numbers of a constant seed."""
     known = np.random.default_rng(0).standard_normal(1 << 16).astype(F32)[: len(out)]
     return bool(np.isnan(out).any() or (out == want).mean() > 0.5 or (out == known).all() or (out == 0.75).any())
 
 
-def past(x: Array, n: int = 1) -> Array:
+def past(x, n=1):
     """Return an array, and what lies behind it."""
     return as_strided(x, (x.size + n,), (4,))
 
 
 @numba.njit
-def one_thread() -> None:
+def one_thread():
     """Set the number of threads in compiled code."""
     numba.set_num_threads(1)
 
@@ -455,7 +454,7 @@ dequantize: bits are cut: np.float32( => ((np.float32( ;; * scales[n] => * scale
 """Op, what is wrong, and the texts of the vanilla kernel that are replaced."""
 
 
-def rows() -> list[Bad]:
+def rows():
     """Read the tables."""
     found: list[tuple[str, str, str, dict[str, Any]]] = []
     for line in TABLE.splitlines():
@@ -475,12 +474,12 @@ def rows() -> list[Bad]:
 BAD = rows()
 
 
-def refused_by(check: str) -> list[Bad]:
+def refused_by(check):
     """List those that a check must refuse."""
     return [b for b in BAD if getattr(b, check)]
 
 
-def mutants() -> list[tuple[str, Op, dict[str, str]]]:
+def mutants():
     """List what is wrong, the op, and what is replaced by what."""
     found = []
     for line in MUTANTS.strip().splitlines():

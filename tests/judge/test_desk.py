@@ -1,18 +1,14 @@
 """Timed verdicts, the board, and the ways to ask: a server of lines, the command, and the Model Context Protocol."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,24 +39,24 @@ TANH = "from cpuopt.kernels.toolkit.fastmath import tanh"
 
 
 @pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_rounds(monkeypatch):
     monkeypatch.setattr(timing, "ROUNDS", (6, 6))
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
+def judge():
     with Judge(2) as j:
         yield j
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def told(monkeypatch):
     """Answer a request about the candidate for the sandbox, given what asks it."""
 
-    def tell(asked: str, answer: Callable[[Callable[[], Any]], Any]) -> None:
+    def tell(asked, answer):
         usual = remote.Remote.ask
 
-        def ask(self: remote.Remote, do: str, function: remote.Far, **more: Any) -> Any:
+        def ask(self, do, function, **more):
             truth = partial(usual, self, do, function, **more)
             return answer(truth) if do == asked and function.side == "B" else truth()
 
@@ -70,21 +66,21 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def unchecked(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Judge:
+def unchecked(judge, monkeypatch):
     """A judge that finds nothing wrong before a training step."""
     monkeypatch.setattr(judge, "checked", lambda kernel: 0)
     monkeypatch.setattr(judge, "timed", lambda pair, shapes: {"verdict": "faster"})
     return judge
 
 
-def test_the_text_of_a_kernel_of_the_package_is_a_candidate() -> None:
+def test_the_text_of_a_kernel_of_the_package_is_a_candidate():
     assert rules.read(GELU) == (("gelu_forward", "mine"),)
     assert naive.text_of(ops.softmax_forward, "optimized", "other").count("@kernel") == 1
     with pytest.raises(UserError, match=r"adamw\[vanilla\] "):
         naive.text_of(ops.adamw)
 
 
-def test_a_timed_verdict_has_its_score_and_what_it_is_based_on(judge: Judge) -> None:
+def test_a_timed_verdict_has_its_score_and_what_it_is_based_on(judge):
     found = judge.time(GELU, "gelu_forward", TINY)
     assert found.verdict not in REFUSED, found
     t = found.timed
@@ -98,7 +94,7 @@ def test_a_timed_verdict_has_its_score_and_what_it_is_based_on(judge: Judge) -> 
     assert json.dumps(t)
 
 
-def test_the_loops_of_a_candidate_are_told_with_their_lines(judge: Judge, tmp_path: Path) -> None:
+def test_the_loops_of_a_candidate_are_told_with_their_lines(judge, tmp_path):
     desk = Desk(tmp_path)
     vars(desk)["judge"] = judge
     wide = GELU.replace("np.tanh", "tanh").replace("import prange", f"import prange\n{TANH}")
@@ -117,12 +113,12 @@ AT_SIZE = {
 
 
 @pytest.mark.parametrize("name", AT_SIZE)
-def test_what_is_wrong_only_where_it_is_timed_is_found(name: str, judge: Judge) -> None:
+def test_what_is_wrong_only_where_it_is_timed_is_found(name, judge):
     found = judge.time(GELU.replace(LOOP, AT_SIZE[name]), "gelu_forward", TINY)
     assert found.verdict in ("wrong", "cheating"), found
 
 
-def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge: Judge, told: Callable[..., None]) -> None:
+def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge, told):
     """A process that tells three quarters of a time."""
     told("batch", lambda truth: {**(found := truth()), "ns": found["ns"] * 3 // 4})
     for _ in range(4):  # while others use the cores, no clock is believed
@@ -132,7 +128,7 @@ def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge: Judge,
     assert "told times that the judge's clock does not confirm" in found.reason
 
 
-def far(*clocks: tuple[float, float]) -> Any:
+def far(*clocks):
     return SimpleNamespace(clocks=[], long=[*clocks])
 
 
@@ -147,18 +143,18 @@ def far(*clocks: tuple[float, float]) -> Any:
         ((2e7, 2e7), (2e7, 2e7 * 4 / 3), True),
     ],
 )
-def test_clocks_are_compared_in_long_batches_whatever_else_runs(usual: Any, mine: Any, said: bool, late: float) -> None:
+def test_clocks_are_compared_in_long_batches_whatever_else_runs(usual, mine, said, late):
     """Other processes delay three answers of four: neither does that hide what is untold, nor is it that."""
     both = [far((told, took), *[(told, took + late)] * 3) for told, took in (usual, mine)]
     assert bool(timing.disagreement(*both)) == said
 
 
-def test_clocks_that_disagree_are_compared_again() -> None:
+def test_clocks_that_disagree_are_compared_again():
     """All first batches of the candidate are delayed; a process that tells a fifth too little does so in all."""
     for later, batches, said in ((2.01e7, 16, False), (2.5e7, 32, True)):
         functions, count = {side: far() for side in "AB"}, iter(range(99))
 
-        def batch(side: str, later: float = later, functions: Any = functions, count: Any = count) -> None:
+        def batch(side, later=later, functions=functions, count=count):
             took = 4.3e7 if next(count) < 8 else later
             functions[side].long.append((2e7, 2.01e7 if side == "A" else took))
 
@@ -167,11 +163,11 @@ def test_clocks_that_disagree_are_compared_again() -> None:
         assert bool(timing.disagreement(functions["A"], functions["B"])) == said
 
 
-def test_a_verdict_beside_other_processes_is_inconclusive(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair: Any = SimpleNamespace(rounds_disturbed=[True, True, False])
-    assert timing.AloneFar.busy.fget(pair)  # type: ignore[attr-defined]
+def test_a_verdict_beside_other_processes_is_inconclusive(judge, monkeypatch):
+    pair = SimpleNamespace(rounds_disturbed=[True, True, False])
+    assert timing.AloneFar.busy.fget(pair)
     pair.rounds_disturbed.append(False)
-    assert not timing.AloneFar.busy.fget(pair)  # type: ignore[attr-defined]
+    assert not timing.AloneFar.busy.fget(pair)
     monkeypatch.setattr(session, "FAR_SLOWER", np.inf)
     monkeypatch.setattr(timing.AloneFar, "busy", True)
     found = judge.time(GELU, "gelu_forward", TINY)
@@ -179,10 +175,10 @@ def test_a_verdict_beside_other_processes_is_inconclusive(judge: Judge, monkeypa
     assert "threads waited" in found.reason
 
 
-def test_a_round_in_which_threads_waited_for_a_core_does_not_count() -> None:
+def test_a_round_in_which_threads_waited_for_a_core_does_not_count():
     rounds, which = [], iter([True, False, True, True, False, False, False, False])
 
-    def disturbed() -> bool:
+    def disturbed():
         rounds.append(next(which))
         return rounds[-1]
 
@@ -192,7 +188,7 @@ def test_a_round_in_which_threads_waited_for_a_core_does_not_count() -> None:
     assert len(found.order) == 8
 
 
-def test_no_right_result_lies_in_an_array_before_a_secret_call() -> None:
+def test_no_right_result_lies_in_an_array_before_a_secret_call():
     kernel = KERNELS["relu_forward", "vanilla"]
     for secret in (True, False):
         timed = TimedKernels({"A": kernel}, Case({"N": 4096}), 1, secret=secret)
@@ -205,7 +201,7 @@ def test_no_right_result_lies_in_an_array_before_a_secret_call() -> None:
             assert (alike < 0.1) == secret
 
 
-def test_each_call_of_a_sample_has_scratch_of_its_own() -> None:
+def test_each_call_of_a_sample_has_scratch_of_its_own():
     """Else a kernel could find there what it computed for the same inputs two calls before."""
     kernel = KERNELS["layernorm_backward", "optimized"]
     timed = TimedKernels({"A": kernel}, Case({"BT": 4, "C": 8}), 1, secret=True)
@@ -238,18 +234,16 @@ MEASURED = {"A": 1e6, "B": 1.2e6}
         *[(*(tuple([x / 1e3 for x in ns] for ns in s) for s in (CALM, NEW)), {"A": 1e3, "B": 1.2e3}, "")],  # too short
     ],
 )
-def test_a_kernel_that_keeps_results_is_told_by_its_times(usual: Any, mine: Any, measured: Any, said: str) -> None:
+def test_a_kernel_that_keeps_results_is_told_by_its_times(usual, mine, measured, said):
     assert timing.memory({"A": usual, "B": mine}, measured) == (said and f"keeps what it computed: {said}")
 
 
 @pytest.mark.parametrize(("after", "waited"), [(1, 0), (3, 0), (1, 1)])
-def test_results_that_are_kept_are_found_wherever_they_lie(
-    judge: Judge, monkeypatch: pytest.MonkeyPatch, after: int, waited: int
-) -> None:
+def test_results_that_are_kept_are_found_wherever_they_lie(judge, monkeypatch, after, waited):
     """A process that is quick once the arrays held the same in so many calls; beside load it may be an honest one."""
     usual, last, seen = remote.Far.batch, {"A": b"", "B": b""}, dict[bytes, int]()
 
-    def quick(self: remote.Far, every: Any, times: int = 1) -> tuple[float, float]:
+    def quick(self, every, times=1):
         usual(self, every, times)
         key = self.side.encode() + every[0][1].tobytes()
         if after > 1 and key != last[self.side]:
@@ -269,7 +263,7 @@ ROUGH = "out[bt, v] *= np.float32(1.002) if V > 20000 and BT > 3 else np.float32
 """Only in the rows that are timed: the case of a vocabulary has 3."""
 
 
-def test_what_is_far_less_precise_than_the_baseline_is_wrong(judge: Judge) -> None:
+def test_what_is_far_less_precise_than_the_baseline_is_wrong(judge):
     """In a row of 50,257 elements the tolerance of their sum is so large that nine bits of each would do."""
     found = judge.time(SOFTMAX, "softmax_forward", TINY)
     assert found.verdict not in REFUSED, found
@@ -287,10 +281,10 @@ def test_what_is_far_less_precise_than_the_baseline_is_wrong(judge: Judge) -> No
 class Scripted:
     """A judge whose timed verdicts are given: ``slower`` below 1, ``inconclusive`` at 1, else ``faster``."""
 
-    def __init__(self, *scores: float) -> None:
+    def __init__(self, *scores):
         self.scores, self.texts = [*scores], list[str]()
 
-    def time(self, text: str, op: str, task: ModelSizes, in_step: bool = False) -> Ruling:
+    def time(self, text, op, task, in_step=False):
         self.texts.append(text)
         score = self.scores.pop(0)
         ratio = {"median": 1 / score, "low": 1 / score, "high": 1 / score}
@@ -299,13 +293,13 @@ class Scripted:
         return Ruling(op, "mine", text, f"code of {text}", word, timed=timed)
 
 
-def board_of(tmp_path: Path, *scores: float) -> Desk:
+def board_of(tmp_path, *scores):
     desk = Desk(tmp_path / "runs")
     vars(desk)["judge"] = Scripted(*scores)
     return desk
 
 
-def test_a_kernel_that_comes_first_is_timed_twice_and_has_the_lower_score(tmp_path: Path) -> None:
+def test_a_kernel_that_comes_first_is_timed_twice_and_has_the_lower_score(tmp_path):
     desk = board_of(tmp_path, 2.0, 1.1, 1.05, 3.0, 1.2, 1.15)
     assert desk.submit("a", "gelu_forward")["timed"]["score"] == 1.1
     assert desk.submit("b", "gelu_forward")["place"] == 2
@@ -314,10 +308,10 @@ def test_a_kernel_that_comes_first_is_timed_twice_and_has_the_lower_score(tmp_pa
     assert last["controls"] == {"a copy of the best": 1.15}
     found = desk.board("gelu_forward")
     assert (found["tries"], [row["score"] for row in found["best"]]) == (3, [1.2, 1.1, 1.05])
-    assert desk.judge.texts == ["a", "a", "b", "c", "c", "a"]  # type: ignore[attr-defined]
+    assert desk.judge.texts == ["a", "a", "b", "c", "c", "a"]
 
 
-def test_a_kernel_that_a_copy_of_the_best_beats_stands_behind_it(tmp_path: Path) -> None:
+def test_a_kernel_that_a_copy_of_the_best_beats_stands_behind_it(tmp_path):
     """Noise that favours all: the copy, too, has a better score than it had."""
     desk = board_of(tmp_path, 1.1, 1.1, 1.3, 1.3, 1.4)
     desk.submit("a", "gelu_forward")
@@ -326,7 +320,7 @@ def test_a_kernel_that_a_copy_of_the_best_beats_stands_behind_it(tmp_path: Path)
     assert [row["candidate"] for row in desk.board("gelu_forward")["best"]] == ["mine"] * 2
 
 
-def test_only_what_is_faster_has_a_place(tmp_path: Path) -> None:
+def test_only_what_is_faster_has_a_place(tmp_path):
     desk = board_of(tmp_path, 1.0, 0.9, 1.2, 1.0, 1.02, 1.02)
     assert desk.submit("a", "gelu_forward")["place"] is None
     assert desk.submit("b", "gelu_forward")["place"] is None
@@ -335,7 +329,7 @@ def test_only_what_is_faster_has_a_place(tmp_path: Path) -> None:
     assert desk.board("gelu_forward")["best"][0]["verdict"] == "faster"
 
 
-def test_a_page_has_the_boards_and_the_best_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_page_has_the_boards_and_the_best_texts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     desk = board_of(tmp_path, 0.9, 1.25, 1.25, 1.0)
     for text, op in ("slow <b>", "gelu_forward"), ("fast <i>", "gelu_forward"), ("one", "relu_forward"):
@@ -353,7 +347,7 @@ def test_a_page_has_the_boards_and_the_best_texts(tmp_path: Path, monkeypatch: p
     assert "the text of the first: fast <i>" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_board_is_of_one_model_size_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_is_of_one_model_size_and_number_of_threads(tmp_path, monkeypatch):
     """A kernel that starts no threads leads where arrays are tiny, and must not be adopted for large ones."""
     monkeypatch.chdir(tmp_path)
     desk, tiny = board_of(tmp_path, 3.0, 3.0, 1.1, 1.1), ("gpt2-tiny", 1, 1)
@@ -372,7 +366,7 @@ def test_a_board_is_of_one_model_size_and_number_of_threads(tmp_path: Path, monk
     assert "1.10 times as fast as optimized for gpt2-124M 4x64, " in text
 
 
-def test_a_record_without_threads_is_of_as_many_as_the_machine_has_cores(tmp_path: Path) -> None:
+def test_a_record_without_threads_is_of_as_many_as_the_machine_has_cores(tmp_path):
     desk = board_of(tmp_path, 1.1, 1.1)
     path = Path(desk.submit("a", "gelu_forward")["path"]) / "record.json"
     kept = json.loads(path.read_text())
@@ -382,14 +376,14 @@ def test_a_record_without_threads_is_of_as_many_as_the_machine_has_cores(tmp_pat
     assert Desk(desk.root, kept["machine"]["cores"] + 1).board("gelu_forward")["best"] == []
 
 
-def test_to_submit_a_kernel_again_gains_nothing(tmp_path: Path) -> None:
+def test_to_submit_a_kernel_again_gains_nothing(tmp_path):
     desk = board_of(tmp_path, 1.1, 1.1, *[1.09, 1.09, 1.01, 1.01, 1.5, 1.4, 1.05, 1.05])
     for _ in range(5):
         desk.submit("a", "gelu_forward")
     assert [row["score"] for row in desk.board("gelu_forward")["best"]] == [1.01]
 
 
-DAMAGE: list[tuple[str, Any]] = [
+DAMAGE = [
     ("task", None),
     ("task", {"model": "gpt2-124M", "B": "4", "T": 64}),
     ("machine", []),
@@ -400,7 +394,7 @@ DAMAGE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("field", "x"), DAMAGE)
-def test_an_unreadable_record_is_left_out_with_a_note(field: str, x: Any, tmp_path: Path, capsys: Any) -> None:
+def test_an_unreadable_record_is_left_out_with_a_note(field, x, tmp_path, capsys):
     desk = board_of(tmp_path, 1.3, 1.3, 1.1, 1.1)
     first = Path(desk.submit("a", "gelu_forward")["path"]) / "record.json"
     first.write_text(json.dumps({**json.loads(first.read_text()), field: x}))
@@ -416,10 +410,8 @@ def test_an_unreadable_record_is_left_out_with_a_note(field: str, x: Any, tmp_pa
 
 
 @pytest.mark.parametrize("error", [UserError("cannot be written"), OSError(28, "No space left on device")])
-def test_a_verdict_that_cannot_be_kept_is_told(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def keep(*args: Any) -> Path:
+def test_a_verdict_that_cannot_be_kept_is_told(error, tmp_path, monkeypatch, capsys):
+    def keep(*args):
         raise error
 
     monkeypatch.setattr(records, "keep", keep)
@@ -443,7 +435,7 @@ DECOYS = {
 
 
 @pytest.mark.parametrize("decoy", DECOYS)
-def test_an_adopted_text_differs_in_its_name_alone(decoy: str) -> None:
+def test_an_adopted_text_differs_in_its_name_alone(decoy):
     text = DECOYS[decoy]
     file = desks.adopted(text, "gelu_forward", "fast", "a note")
     assert file.startswith(f"{rules.GUARD}  # no other names of Python's\n# a note\n")
@@ -452,10 +444,10 @@ def test_an_adopted_text_differs_in_its_name_alone(decoy: str) -> None:
     assert [ast.dump(x) for x in mine[1:]] == [ast.dump(x).replace("'mine'", "'fast'") for x in usual]
 
 
-def test_a_name_that_is_written_elsewhere_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_written_elsewhere_is_not_adopted(monkeypatch):
     """Lines as ``str.splitlines`` cuts them, by which a text could choose what is replaced."""
 
-    def cut(text: str, op: str, name: str) -> str:
+    def cut(text, op, name):
         lines = text.splitlines(keepends=True)
         (old,) = desks.names_of(ast.parse(text), op)
         line = lines[old.lineno - 1]
@@ -470,9 +462,7 @@ def test_a_name_that_is_written_elsewhere_is_not_adopted(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("end", ["\n", *ENDS, "\n# coding: utf-7\n# +AAo-", "\udc80", "\x1b[2J"])
-def test_nothing_of_a_record_is_a_line_of_the_adopted_file(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_a_record_is_a_line_of_the_adopted_file(end, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     desk = board_of(tmp_path, 2.0, 2.0)
     desk.root = Path(f"runs{end}import os#")
@@ -486,7 +476,7 @@ def test_nothing_of_a_record_is_a_line_of_the_adopted_file(
     assert lines[2:] == renamed(GELU, "gelu_forward", "fast").encode().splitlines()
 
 
-def test_an_adopted_file_has_few_of_pythons_names(tmp_path: Path) -> None:
+def test_an_adopted_file_has_few_of_pythons_names(tmp_path):
     text = GELU.replace("@kernel(", "def size(sizes):\n    return sizes['N']\n\n\n@kernel(", 1)
     path = tmp_path / "adopted_gelu.py"
     path.write_text(desks.adopted(text, "gelu_forward", "adopted", ""))
@@ -498,7 +488,7 @@ def test_an_adopted_file_has_few_of_pythons_names(tmp_path: Path) -> None:
     KERNELS["gelu_forward", "adopted"].compile()
 
 
-def test_a_forged_record_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_record_is_not_adopted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     desk = board_of(tmp_path, 2.0, 2.0)
     desk.submit("import os\nos.remove('x')\n", "gelu_forward")
@@ -507,7 +497,7 @@ def test_a_forged_record_is_not_adopted(tmp_path: Path, monkeypatch: pytest.Monk
     assert [*tmp_path.glob("*.py")] == []
 
 
-def test_what_cannot_be_adopted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_adopted_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     desk = board_of(tmp_path, 2.0, 2.0)
     with pytest.raises(UserError, match="is empty; submit a kernel first"):
@@ -524,13 +514,13 @@ def test_what_cannot_be_adopted_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 # The ways to ask ------------------------------------------------------------------------------------------------------
 
 
-def asked(do: str, **more: Any) -> str:
+def asked(do, **more):
     return json.dumps({"do": do, "op": "gelu_forward", **more})
 
 
 MARK = "imported.txt"
 NET = f"import pathlib\npathlib.Path({MARK!r}).touch()\n"
-WRONG_REQUESTS: list[tuple[str | bytes, str]] = [
+WRONG_REQUESTS = [
     ("not json", "Expecting value"),
     ("[1]", "it is a list"),
     (b'{"do": "\xff"}', "can't decode byte 0xff"),
@@ -575,7 +565,7 @@ WRONG_REQUESTS: list[tuple[str | bytes, str]] = [
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
+def answers(tmp_path_factory):
     """What one server answers to each of them, and then to a good one."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "net.py").write_text(NET)
@@ -597,7 +587,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("i", range(len(WRONG_REQUESTS)), ids=[said for _, said in WRONG_REQUESTS])
-def test_a_wrong_request_is_one_error(i: int, answers: list[tuple[Any, Any]]) -> None:
+def test_a_wrong_request_is_one_error(i, answers):
     wrong, good = answers[i]
     assert WRONG_REQUESTS[i][1] in wrong["error"]
     assert "\n" not in wrong["error"]
@@ -605,8 +595,8 @@ def test_a_wrong_request_is_one_error(i: int, answers: list[tuple[Any, Any]]) ->
 
 
 @pytest.mark.parametrize("e", [ZeroDivisionError("a\nb"), MemoryError(), RecursionError("deep")])
-def test_any_exception_is_one_error_with_the_id(e: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def board(self: Desk, op: str) -> dict[str, Any]:
+def test_any_exception_is_one_error_with_the_id(e, tmp_path, monkeypatch):
+    def board(self, op):
         raise e
 
     monkeypatch.setattr(Desk, "board", board)
@@ -615,7 +605,7 @@ def test_any_exception_is_one_error_with_the_id(e: Exception, tmp_path: Path, mo
     assert found == {"error": f"{type(e).__name__}: {' '.join(str(e).split())}".strip(), "id": "x"}
 
 
-def test_a_request_may_name_the_model_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_may_name_the_model_of_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     with Desk(tmp_path / "runs", models=["net.py:Net"]) as desk:
@@ -649,7 +639,7 @@ def judged2_forward(out, inp):
 """
 
 
-def test_an_op_of_ones_own_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_of_ones_own_is_a_task(tmp_path, monkeypatch):
     (tmp_path / "judged2.py").write_text(OWN)
     known, declared = dict(KERNELS), dict(ops.ALL)
     try:
@@ -664,17 +654,17 @@ def test_an_op_of_ones_own_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyP
         forget(tmp_path / "judged2.py")
         for there, before in (KERNELS, known), (ops.ALL, declared):
             there.clear()
-            there.update(before)  # type: ignore[arg-type]
+            there.update(before)
 
 
-def test_every_op_has_shapes_at_which_it_is_timed() -> None:
+def test_every_op_has_shapes_at_which_it_is_timed():
     for op in ops.ALL.values():
         for shape in shapes_of(op, TINY):
             assert op.bytes(shape.sizes, shape.adds, shape.absent, shape.types) > 0
     assert shapes_of(ops.rmsnorm_forward, ModelSizes())[0].sizes["C"] == 768
 
 
-def test_a_description_has_what_a_kernel_is_written_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_has_what_a_kernel_is_written_from(tmp_path, monkeypatch):
     monkeypatch.setattr(desks, "ROUNDS", 1)
     with Desk(tmp_path, 2) as desk:
         found = desk.describe("gelu_forward", "gpt2-tiny", 1, 8)
@@ -683,7 +673,7 @@ def test_a_description_has_what_a_kernel_is_written_from(tmp_path: Path, monkeyp
     assert set(found["shapes"][0]["us"]) == {"vanilla", "optimized"}
 
 
-def test_tasks_have_times_that_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_have_times_that_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(ops, "ALL", {n: ops.ALL[n] for n in ("gelu_forward", "softmax_forward")})
     monkeypatch.setattr(desks, "ROUNDS", 1)
     with Desk(tmp_path, 2) as desk:
@@ -694,7 +684,7 @@ def test_tasks_have_times_that_are_measured_once(tmp_path: Path, monkeypatch: py
     assert set(first[0]["us"]) == {"vanilla", "optimized"}
 
 
-def test_a_candidate_is_compared_in_training_steps(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_is_compared_in_training_steps(judge, monkeypatch):
     """The step trains in the sandbox, where no wanted value is computed."""
     monkeypatch.setattr(session, "STEPS", (6,))
     found = judge.time(GELU, "gelu_forward", TINY, in_step=True)
@@ -706,17 +696,17 @@ def test_a_candidate_is_compared_in_training_steps(judge: Judge, monkeypatch: py
     assert len(step["ns"]["B"]) == 6
 
 
-def test_other_losses_in_a_step_are_wrong(unchecked: Judge) -> None:
+def test_other_losses_in_a_step_are_wrong(unchecked):
     """A kernel that no check finds wrong: all of them are left out."""
     found = unchecked.time(GELU.replace("out[i] = ", "out[i] = np.float32(50) * "), "gelu_forward", TINY, in_step=True)
     assert found.verdict == "wrong"
     assert "in a training step: no ratio, because the losses of step" in found.reason
 
 
-def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge, monkeypatch):
     monkeypatch.setattr(judge, "rule", lambda *args: pytest.fail("it is judged"))
 
-    def refused(op: str, task: ModelSizes = TINY) -> str:
+    def refused(op, task=TINY):
         with pytest.raises(UserError) as e:
             judge.time(GELU, op, task, in_step=True)
         return str(e.value)
@@ -731,17 +721,13 @@ def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge: Judge, mon
     assert " moves 16.38 kB, and the judge takes 0.26 kB at the most; take a smaller" in refused("gelu_forward")
 
 
-def test_a_model_that_the_closed_process_cannot_build_is_no_verdict(
-    unchecked: Judge, told: Callable[..., None]
-) -> None:
+def test_a_model_that_the_closed_process_cannot_build_is_no_verdict(unchecked, told):
     told("build", lambda truth: {"unbuilt": "the arena needs 9 GB"})
     with pytest.raises(UserError, match="--in-step: the sandbox cannot build gpt2-tiny: the arena needs 9 GB"):
         unchecked.time(GELU, "gelu_forward", TINY, in_step=True)
 
 
-def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
-    unchecked: Judge, told: Callable[..., None]
-) -> None:
+def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(unchecked, told):
     told("train", lambda truth: {"ns": [1e12, 1e3]})
     assert unchecked.time(GELU, "gelu_forward", TINY, in_step=True).verdict == "cheating"
 
@@ -760,13 +746,13 @@ def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
         (["--board", "gelu"], "'gelu': no such op"),
     ],
 )
-def test_wrong_flags_are_said(flags: list[str], said: str, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_wrong_flags_are_said(flags, said, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["judge", *flags]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_command_checks_a_file(capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
+def test_the_command_checks_a_file(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import os\n")
     assert cli.main(["judge", "mine.py", "--op", "gelu_forward", "--check", "--json"]) == 1
@@ -779,7 +765,7 @@ def test_the_command_checks_a_file(capsys: Any, monkeypatch: Any, tmp_path: Path
 WRONG = GELU.replace("0.044715", "0.05")
 
 
-def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
+def test_a_client_of_the_protocol_submits_and_adopts(tmp_path):
     """With the protocol's own client: a wrong GELU and a good one, which is adopted."""
     pytest.importorskip("mcp")
     import asyncio
@@ -794,14 +780,14 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(cli.__file__).parents[2]), "OMP_WAIT_POLICY": "passive"},
     )
 
-    async def talk() -> list[Any]:
+    async def talk():
         async with stdio_client(server) as (read, write), ClientSession(read, write) as client:
             await client.initialize()
             names = [tool.name for tool in (await client.list_tools()).tools]
 
-            async def ask(name: str, /, **more: Any) -> Any:
+            async def ask(name, /, **more):
                 found = await client.call_tool(name, more)
-                return json.loads(found.content[0].text)  # type: ignore[union-attr]
+                return json.loads(found.content[0].text)
 
             for more, said in (
                 ({"op": "gelu"}, "'gelu': no such op; the nearest"),
@@ -811,7 +797,7 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
             ):
                 wrong = await client.call_tool("time", {"text": GELU, "op": "relu_forward", **more})
                 assert wrong.is_error
-                assert wrong.content[0].text.startswith(said)  # type: ignore[union-attr]
+                assert wrong.content[0].text.startswith(said)
             sizes = {"model": "gpt2-tiny", "B": 1, "T": 8}
             found = [names, await ask("tasks")]
             for text in (WRONG, GELU):
@@ -834,7 +820,7 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path: Path) -> None:
     assert [(k["variant"], k["verdict"]) for k in json.loads(made.stdout)["kernels"]] == [("fast", "right")]
 
 
-def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path: Path) -> None:
+def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path):
     pytest.importorskip("mcp")
     call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "check", "arguments": {"op": "gelu_forward"}}}
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}

@@ -1,16 +1,12 @@
 """A walk through the grammar of what the rules allow, which tries to name what they do not: no such text runs it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from candidates import HEAD
@@ -69,22 +65,22 @@ ENDS = ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029", "\r"]
 class Walk:
     """A text from a seed: honest functions, in which a name of Python's is bound at one place and named at another."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.rng, self.slots = random.Random(seed), list[str]()
         self.target = self.rng.choice(TARGETS)
         if self.rng.random() < 0.1:  # as letters that Python takes for these
             self.target = "".join(chr(ord(c) + 0xFEE0) if c.isalpha() else c for c in self.target)
 
-    def slot(self, kind: str) -> str:
+    def slot(self, kind):
         """A place for lines, or for a parameter."""
         self.slots.append(kind)
         return f"<{len(self.slots) - 1}>"
 
-    def statement(self) -> str:
+    def statement(self):
         honest = ["a = a + a", "a = max(a, a)", "b = a", "if a == 1:\n    a = a", "a = (a, a)[0]"]
         return self.rng.choice(honest)
 
-    def function(self, name: str, kind: str) -> str:
+    def function(self, name, kind):
         """A function: plain, with helpers inside; a helper; or the kernel, whose scratch has a size."""
         given, head = ["a", self.slot("name")], {"plain": "", "helper": "@helper()\n"}.get(kind, "")
         if kind == "kernel":
@@ -100,7 +96,7 @@ class Walk:
         body = "\n".join(lines).replace("\n", "\n    ")
         return f"{head}def {name}({', '.join(given)}):\n    {body}"
 
-    def text(self) -> str:
+    def text(self):
         items = [MADE, self.slot("file")]
         for i in range(self.rng.randint(1, 3)):
             items += [self.function(f"f{i}", self.rng.choice(["plain", "plain", "helper"])), self.slot("file")]
@@ -122,13 +118,13 @@ class Walk:
         return re.sub(r"\bT\b", self.target, text)
 
     @staticmethod
-    def put(text: str, place: str, lines: str) -> str:
+    def put(text, place, lines):
         """Write lines to a place, as far to the right as it stands."""
         line = next(x for x in text.split("\n") if place in x)
         return text.replace(place, lines.replace("\n", "\n" + " " * (len(line) - len(line.lstrip()))))
 
 
-def accepted(texts: list[str]) -> Iterator[str]:
+def accepted(texts):
     for text in texts:
         try:
             rules.read(text)
@@ -137,48 +133,48 @@ def accepted(texts: list[str]) -> Iterator[str]:
         yield text
 
 
-def breaches(texts: list[str]) -> set[tuple[str, str]]:
+def breaches(texts):
     """Run texts in a process that looks on; return what they did, with the text."""
-    asked: dict[str, Any] = {"texts": texts, "allowed": sorted(rules.BUILTINS)}
+    asked = {"texts": texts, "allowed": sorted(rules.BUILTINS)}
     script = str(Path(__file__).with_name("audited.py"))
     made = subprocess.run([sys.executable, script], input=json.dumps(asked), capture_output=True, text=True, check=True)
     return {(what, texts[i]) for i, what in json.loads(made.stdout.splitlines()[-1])}
 
 
-def walk(count: int) -> list[str]:
+def walk(count):
     return [Walk(seed).text() for seed in range(count)]
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     return walk(1500)
 
 
-def test_no_text_that_the_rules_allow_names_what_they_do_not(texts: list[str]) -> None:
+def test_no_text_that_the_rules_allow_names_what_they_do_not(texts):
     allowed = [*accepted(texts)]
     assert 0.1 < len(allowed) / len(texts) < 0.5
     assert breaches(allowed) == set()
 
 
 @pytest.mark.slow
-def test_none_of_ten_thousand_texts_does() -> None:
+def test_none_of_ten_thousand_texts_does():
     assert breaches([*accepted(walk(10_000))]) == set()
 
 
-def of_all_scopes(node: ast.AST) -> Iterator[str]:
+def of_all_scopes(node):
     """Return the names that a function binds, and with them those of functions in it."""
     stored = (x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store))
     return iter([*stored, *(x.name for x in ast.walk(node) if isinstance(x, ast.FunctionDef) and x is not node)])
 
 
-def bound_first(self: Any, node: ast.Assign) -> None:
+def bound_first(self, node):
     """Let an assignment's own names stand on its right."""
     for target in node.targets:
         self.bound |= {x.id: "constant" for x in ast.walk(target) if isinstance(x, ast.Name)}
     self.option(node.value)
 
 
-MUTANTS: dict[str, tuple[Any, str, Any]] = {
+MUTANTS = {
     "a local of one function is known in others": (rules, "_stored", of_all_scopes),
     "a name is known before the line that binds it": (rules, "PYTHONS", frozenset()),
     "a name is known in the line that binds it": (rules._Text, "assigned", bound_first),
@@ -188,7 +184,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_the_walk_finds_a_broken_rule(name: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walk_finds_a_broken_rule(name, texts, monkeypatch):
     usual = {*accepted(texts)}
     monkeypatch.setattr(*MUTANTS[name])
     assert breaches([text for text in accepted(texts) if text not in usual])

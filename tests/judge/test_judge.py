@@ -1,17 +1,13 @@
 """The judge: candidates run in a sandbox, and hostile ones that the rules allow are found wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -44,13 +40,13 @@ HOSTILE = [(of, name) for of, texts in RUN.items() for name in texts]
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[Judge]:
+def session():
     with Judge(2) as s:
         yield s
 
 
 @pytest.mark.parametrize(("of", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
-def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) -> None:
+def test_a_hostile_candidate_is_found_wrong(of, name, session):
     found = session.check(RUN[of][name], "relu_forward")
     verdicts, words = FOUND.get(name, ("wrong, cheating", ""))
     assert found.verdict in verdicts.split(", "), found
@@ -59,7 +55,7 @@ def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) 
     assert "\n" not in found.reason
 
 
-def test_a_maximum_of_the_first_elements_is_found_wrong(session: Judge) -> None:
+def test_a_maximum_of_the_first_elements_is_found_wrong(session):
     """It holds for numbers that are all alike: behind the sample, a row must have one that stands out."""
     honest = naive.text_of(ops.softmax_forward)
     sampled = honest.replace("range(V)", "range(min(V, 64))", 1)
@@ -72,7 +68,7 @@ HONEST = {**{of: TWINS[of] for of in FEW}, **RIGHT}
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_candidate_is_right(name: str, session: Judge) -> None:
+def test_an_honest_candidate_is_right(name, session):
     found = session.check(HONEST[name], "relu_forward")
     assert (found.verdict, found.reason) == ("right", "")
     assert found.code
@@ -81,9 +77,7 @@ def test_an_honest_candidate_is_right(name: str, session: Judge) -> None:
     assert found.isolation["missing"] == []
 
 
-def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(
-    session: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(session, monkeypatch):
     rough = relu(each="max(inp[i], ZERO) * np.float32(1.00001)")
     assert session.check(rough, "relu_forward").verdict == "wrong"
     monkeypatch.setattr("cpuopt.check.judge.unsuspicious", lambda op, result: np.inf)
@@ -92,21 +86,19 @@ def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(
     assert re.fullmatch(r"marginal: \d\.\d times as far off as rounding explains", found.reason)
 
 
-def test_a_narrow_kernel_may_cast_what_it_reads(session: Judge) -> None:
+def test_a_narrow_kernel_may_cast_what_it_reads(session):
     text = naive.text_of(ops.matmul_forward).replace('"mine"', '"mine", narrow=True')
     cast = text.replace("inp[bt, i] * weight[o, i]", "np.float32(inp[bt, i]) * np.float32(weight[o, i])")
     assert cast != text
     assert session.check(cast, "matmul_forward").verdict == "right"
 
 
-def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
+def test_a_kernel_of_the_package_is_right_as_text(session):
     assert session.check(package()["softmax_forward", "optimized"], "softmax_forward").verdict == "right"
 
 
 @pytest.mark.slow
-def test_every_kernel_of_the_package_that_stands_alone_is_right(
-    session: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kernel_of_the_package_that_stands_alone_is_right(session, monkeypatch):
     """Of an op with two texts the optimized one, without the session's controls; one that does nothing is refused."""
     monkeypatch.setattr(session, "controlled", {op: {} for op in ops.ALL})
     texts = {op: text for variant in ("vanilla", "optimized") for (op, v), text in package().items() if v == variant}
@@ -116,30 +108,30 @@ def test_every_kernel_of_the_package_that_stands_alone_is_right(
     assert [(r.op, r.verdict) for r in idle if r.verdict != "wrong"] == []
 
 
-def test_a_public_case_has_a_witness(session: Judge) -> None:
+def test_a_public_case_has_a_witness(session):
     found = session.check(relu(each="inp[i]"), "relu_forward")
     assert found.witness["argument"] == "out"
     assert found.witness["got"] < 0 == found.witness["want"]
     assert f"expected {found.witness['want']:g}" in found.reason
 
 
-def test_of_a_private_case_only_its_class_is_told(session: Judge) -> None:
+def test_of_a_private_case_only_its_class_is_told(session):
     found = session.check(relu(each="max(inp[i], ZERO) if inp[i] != np.float32(2) else ZERO"), "relu_forward")
     assert (found.verdict, found.witness) == ("wrong", {})
     assert found.reason == "it is wrong in a private case (values: constant)"
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_does_not_compile_is_said(name: str, session: Judge) -> None:
+def test_what_does_not_compile_is_said(name, session):
     found = session.check(BROKEN[name], "relu_forward")
     assert found.verdict == "compile error"
     assert "the candidate" in found.reason
     at = "out[i]" if "(line" in found.reason else "@kernel(ops.relu_forward,"
-    assert BROKEN[name].splitlines()[found.line - 1].split()[0] == at  # type: ignore[operator]
+    assert BROKEN[name].splitlines()[found.line - 1].split()[0] == at
 
 
 @pytest.mark.parametrize("name", OUTLASTS)
-def test_no_constant_outlasts_a_call(name: str, session: Judge) -> None:
+def test_no_constant_outlasts_a_call(name, session):
     found = session.check(OUTLASTS[name], "relu_forward")
     assert (found.verdict, found.cases) == ("compile error", 0)
     assert "holds an array, which outlasts a call" in found.reason
@@ -153,16 +145,14 @@ def test_no_constant_outlasts_a_call(name: str, session: Judge) -> None:
         (relu("X = getattr(np, 'load')"), "name 'getattr' is not defined"),
     ],
 )
-def test_behind_the_rules_pythons_names_are_not_there(
-    text: str, said: str, session: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_behind_the_rules_pythons_names_are_not_there(text, said, session, monkeypatch):
     monkeypatch.setattr(rules, "read", lambda text: (("relu_forward", "mine"),))
     found = session.check(text, "relu_forward")
     assert found.verdict in REFUSED
     assert said in found.reason
 
 
-def test_a_crash_ends_one_candidate_and_no_session(session: Judge) -> None:
+def test_a_crash_ends_one_candidate_and_no_session(session):
     before = session.remote._worker
     found = session.check(RUN["outside"]["writes far away"], "relu_forward")
     assert found.verdict == "wrong"
@@ -181,13 +171,13 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("where", LIMITED)
-def test_a_candidate_that_does_not_end_is_ended(where: str, session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_candidate_that_does_not_end_is_ended(where, session, monkeypatch):
     """In the seconds that are said: no other request follows."""
     text, verdict, do = LIMITED[where]
-    asked: list[str] = []
+    asked = []
     usual = Worker.ask
 
-    def watched(self: Worker, do: str, **more: Any) -> dict[str, Any]:
+    def watched(self, do, **more):
         asked.append(do)
         return usual(self, do, **more)
 
@@ -202,7 +192,7 @@ def test_a_candidate_that_does_not_end_is_ended(where: str, session: Judge, monk
     assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
 
 
-def test_a_verdict_has_a_limit(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_has_a_limit(session, monkeypatch):
     usual = session.checked
     monkeypatch.setattr(module, "VERDICT_S", 1.0)
     monkeypatch.setattr(session, "checked", lambda kernel: time.sleep(1.1) or usual(kernel))
@@ -214,9 +204,9 @@ def test_a_verdict_has_a_limit(session: Judge, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["the process", "its copy"])
-def test_a_process_that_was_killed_between_requests_is_replaced(which: int, session: Judge) -> None:
+def test_a_process_that_was_killed_between_requests_is_replaced(which, session):
     session.remote.start()
-    here = psutil.Process(session.remote._worker.pid)  # type: ignore[union-attr]
+    here = psutil.Process(session.remote._worker.pid)
     [here, *here.children()][which].kill()
     assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
 
@@ -230,7 +220,7 @@ for line in sys.stdin:
 """
 
 
-def opening(answer: str, then: str = "continue") -> str:
+def opening(answer, then="continue"):
     """Return a program in the sandbox's place that answers so to a text, and goes on or ends."""
     return STARTED.format(then=f"print('{answer}', flush=True); {then}")
 
@@ -245,7 +235,7 @@ def opening(answer: str, then: str = "continue") -> str:
         (opening('{"progress": ""}', "break"), RefusedError, "ended with status 0 during 'open'"),
     ],
 )
-def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code: str, of: type[Exception], said: str) -> None:
+def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code, of, said):
     with remote.Remote(1) as one:
         one.side = replace(one.side, command=(sys.executable, "-c", code))
         with pytest.raises(of, match=said) as e:
@@ -253,12 +243,12 @@ def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code: str, of: 
         assert type(e.value) is of
 
 
-def test_kernels_of_the_package_have_time_to_compile(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_the_package_have_time_to_compile(session, monkeypatch):
     """Those of the controls, and the baseline; a candidate has its limit."""
-    patient: list[tuple[str, bool]] = []
+    patient = []
     usual = Worker.ask
 
-    def watched(self: Worker, do: str, **more: Any) -> dict[str, Any]:
+    def watched(self, do, **more):
         if do == "compile":
             patient.append((more["side"], self.limit_s > 10 * remote.LIMIT_S))
         return usual(self, do, **more)
@@ -270,7 +260,7 @@ def test_kernels_of_the_package_have_time_to_compile(session: Judge, monkeypatch
     assert {*patient[2:]} == {("A", True), ("B", False)}
 
 
-def run_in(code: str, tmp_path: Path, **environment: str) -> str:
+def run_in(code, tmp_path, **environment):
     """Run some lines in a process, and return what it printed."""
     script = tmp_path / "closed.py"
     script.write_text(code)
@@ -293,7 +283,7 @@ print(json.dumps(found))
 """
 
 
-def answered(attempts: dict[str, str], prepare: str, tmp_path: Path, **environment: str) -> None:
+def answered(attempts, prepare, tmp_path, **environment):
     """Require that a process closed as a candidate's is gives these answers."""
     lines = [a.format(folder=str(tmp_path), pid=os.getpid()) for a in attempts]
     code = f"from cpuopt.judge import child\n{prepare}\n{TRY.format(attempts=json.dumps(lines))}"
@@ -314,7 +304,7 @@ ATTEMPTS = {
 """What no candidate can write, tried by Python itself, and what the system answers."""
 
 
-def test_the_process_has_no_network_no_files_and_no_others(tmp_path: Path) -> None:
+def test_the_process_has_no_network_no_files_and_no_others(tmp_path):
     answered(ATTEMPTS, "child.close()", tmp_path)
 
 
@@ -334,12 +324,12 @@ FILTERED = {
 """What a candidate's process asks for without any namespace, and what the filter answers."""
 
 
-def test_a_filter_closes_the_process_where_no_namespace_does(tmp_path: Path) -> None:
+def test_a_filter_closes_the_process_where_no_namespace_does(tmp_path):
     prepare = "from cpuopt.judge import seccomp\nchild.NEW_PLACES = -1\nchild.close()\nassert seccomp.install()"
     answered(FILTERED, prepare, tmp_path, CPUOPT_CLOSED="")
 
 
-def test_a_call_sees_its_own_arrays_alone(tmp_path: Path) -> None:
+def test_a_call_sees_its_own_arrays_alone(tmp_path):
     code = """
 import mmap, os
 from cpuopt.judge.candidate import AROUND, Window, span_of
@@ -368,7 +358,7 @@ print("done")
     assert run_in(code, tmp_path) == "done\n"
 
 
-def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch):
     with remote.Remote(1) as one:
         room = one.shared.room
         first = room(1 << 10)
@@ -383,7 +373,7 @@ def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch: pytest.Monkey
 SIZED = "lambda sizes: (1 << 30) * (sizes['N'] == {})"
 
 
-def test_scratch_is_usual_at_the_size_that_is_timed(session: Judge) -> None:
+def test_scratch_is_usual_at_the_size_that_is_timed(session):
     task = ModelSizes("gpt2-tiny", 1, 8)
     (shape,) = shapes_of(ops.relu_forward, task)
     found = session.time(scratched(SIZED.format(shape.sizes["N"])), "relu_forward", task)
@@ -391,19 +381,19 @@ def test_scratch_is_usual_at_the_size_that_is_timed(session: Judge) -> None:
     assert "asks for 1,073,741,824 elements of scratch 'x'; expected up to 4,980,736" in found.reason
 
 
-def test_the_filter_knows_other_machines() -> None:
+def test_the_filter_knows_other_machines():
     """Of another machine, the numbers of the same calls; those that it does not have are left out."""
     mine, other = (seccomp.program(machine, 7) for machine in seccomp.ARCHITECTURES)
     assert len(other) < len(mine)
     assert len(mine) % 8 == 0
 
 
-def test_what_does_not_close_the_process_is_said(tmp_path: Path) -> None:
+def test_what_does_not_close_the_process_is_said(tmp_path):
     deny = "from cpuopt.judge import child\nchild.close()\nchild.NEW_PLACES = -1\nprint(child.close())"
     assert "no network" in run_in(deny, tmp_path, CPUOPT_CLOSED="")
 
 
-def test_bwrap_closes_the_process_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bwrap_closes_the_process_where_it_is(tmp_path, monkeypatch):
     """A stand-in that notes its flags, and runs the rest."""
     fake = tmp_path / "bwrap"
     count = len(remote.BWRAP) - 1
@@ -420,17 +410,17 @@ def test_bwrap_closes_the_process_where_it_is(tmp_path: Path, monkeypatch: pytes
     assert "--unshare-all --die-with-parent --cap-drop ALL" in (tmp_path / "flags").read_text()
 
 
-def test_the_wanted_values_never_enter_the_process(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wanted_values_never_enter_the_process(session, monkeypatch):
     """If the reference gave numbers that nothing else is near to, none of them would be found in any call's arrays."""
     mark, calls = 1e30, 0  # beyond the numbers that outputs hold before a call
     usual, expected = remote.Far.__call__, check.expected
 
-    def marked(*args: Any) -> Any:
+    def marked(*args):
         found = expected(*args)
         every = {n: np.full_like(x, mark) for n, x in found.values.items()}
         return replace(found, values=every)
 
-    def watched(self: remote.Far, *args: Any) -> None:
+    def watched(self, *args):
         nonlocal calls
         calls += 1
         for x in args:
@@ -446,17 +436,17 @@ def test_the_wanted_values_never_enter_the_process(session: Judge, monkeypatch: 
     assert calls > 100
 
 
-def test_an_unfit_judge_is_said(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfit_judge_is_said(session, monkeypatch):
     monkeypatch.setattr(session, "controlled", {})
     monkeypatch.setattr(module, "nothing", lambda op: HONEST_RELU)
     with pytest.raises(UserError, match="not fit to judge relu_forward: a kernel that does nothing is right"):
         session.check(HONEST_RELU, "relu_forward")
     monkeypatch.undo()
 
-    def slow(self: remote.Remote, function: remote.Far, types: Any, own: Any = None) -> None:
+    def slow(self, function, types, own=None):
         raise RefusedError("no answer to 'compile' within 60 s")
 
-    def lost(self: remote.Remote, *args: Any) -> None:
+    def lost(self, *args):
         raise RefusedError("its process ended")
 
     for name, broken, said in (

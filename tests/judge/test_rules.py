@@ -1,7 +1,5 @@
 """The rules on a candidate's text: each stops what no other does, and no honest text is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import time
@@ -15,7 +13,7 @@ from cpuopt.judge.session import read
 from cpuopt.lab.ab import op_named
 
 
-def test_the_corpus_is_as_large_as_it_should_be() -> None:
+def test_the_corpus_is_as_large_as_it_should_be():
     hostile = [text for _, _, text in refused()] + [text for of in RUN.values() for text in of.values()]
     assert len(set(hostile)) == len(hostile) >= 150
     classes = [of for of, _, _ in refused()]
@@ -24,7 +22,7 @@ def test_the_corpus_is_as_large_as_it_should_be() -> None:
     assert len(package()) + len(TWINS) >= 60
 
 
-def test_each_rule_has_a_text_that_it_alone_stops() -> None:
+def test_each_rule_has_a_text_that_it_alone_stops():
     assert ONLY.keys() == rules.RULES.keys()
     for rule, text in ONLY.items():
         with pytest.raises(RefusedError) as e:
@@ -33,7 +31,7 @@ def test_each_rule_has_a_text_that_it_alone_stops() -> None:
         assert rules.read(text, without={rule}), rule
 
 
-def test_hostile_texts_are_refused_by_a_rule() -> None:
+def test_hostile_texts_are_refused_by_a_rule():
     for of, name, text in refused():
         with pytest.raises(RefusedError) as e:
             read(text, op_named("relu_forward"))
@@ -41,12 +39,12 @@ def test_hostile_texts_are_refused_by_a_rule() -> None:
         assert e.value.witness["rule"] in (*rules.RULES, "task")
 
 
-def test_what_was_refused_is_said_with_its_line_and_what_is_allowed() -> None:
+def test_what_was_refused_is_said_with_its_line_and_what_is_allowed():
     with pytest.raises(RefusedError, match=r"line 5: import os; allowed are numpy as np, math, numba's prange"):
         rules.read(ONLY["import"])
 
 
-def test_honest_texts_are_allowed() -> None:
+def test_honest_texts_are_allowed():
     for of, text in TWINS.items():
         assert rules.read(text) == (("relu_forward", "mine"),), of
     for name, text in RIGHT.items():
@@ -75,7 +73,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_reading_a_text_of_any_shape_takes_little_time(name: str) -> None:
+def test_reading_a_text_of_any_shape_takes_little_time(name):
     assert len(SHAPES[name]) <= rules.LONGEST
     start = time.process_time()
     with contextlib.suppress(RefusedError):
@@ -83,7 +81,7 @@ def test_reading_a_text_of_any_shape_takes_little_time(name: str) -> None:
     assert time.process_time() - start < 2
 
 
-def test_a_name_of_the_toolkit_that_may_be_imported_is_there() -> None:
+def test_a_name_of_the_toolkit_that_may_be_imported_is_there():
     from importlib import import_module
 
     assert {"load", "tanh", "exp"} <= rules.usable("lanes")
@@ -92,7 +90,7 @@ def test_a_name_of_the_toolkit_that_may_be_imported_is_there() -> None:
         assert {n for n in names if module != "cpuopt" and not hasattr(import_module(module), n)} == set()
 
 
-def test_no_text_learns_an_address() -> None:
+def test_no_text_learns_an_address():
     """The names that are left out are all whose code makes a number of an address, or an address of a number."""
     from importlib import import_module
 

@@ -1,14 +1,10 @@
 """A check is not written until it has failed: for each thing that is checked, a kernel that is wrong in it."""
 
-from __future__ import annotations
-
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numba
 import numpy as np
@@ -32,38 +28,36 @@ from cpuopt.check.cases import (
 )
 from cpuopt.check.check import check
 from cpuopt.check.judge import expected, require_usual
-from cpuopt.check.result import Result
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
-from cpuopt.ops.declaration import Dim, Op
+from cpuopt.ops.declaration import Dim
 
-Array = np.ndarray[Any, Any]
 F32 = np.float32
 
 
-def mutant(op: Op, function: Callable[..., None], scratch: tuple[Scratch, ...] = ()) -> Kernel:
+def mutant(op, function, scratch=()):
     return Kernel(op, "mutant", function, scratch)
 
 
-def vanilla(op: Op) -> Callable[..., None]:
+def vanilla(op):
     return KERNELS[op.name, "vanilla"].function
 
 
-def after(op: Op, spoil: Callable[[Any], None]) -> Kernel:
+def after(op, spoil):
     """The vanilla kernel; then `spoil` is given its arguments by name."""
     original = KERNELS[op.name, "vanilla"]
 
-    def function(*args: Any) -> None:
+    def function(*args):
         original.function(*args)
         spoil(SimpleNamespace(**dict(zip([*op.params, *(s.name for s in original.scratch)], args, strict=True))))
 
     return mutant(op, function, original.scratch)
 
 
-def before(op: Op, **instead: Any) -> Kernel:
+def before(op, **instead):
     """The vanilla kernel, given other values for some arguments: functions of all of them."""
     original = KERNELS[op.name, "vanilla"]
 
-    def function(*args: Any) -> None:
+    def function(*args):
         names = [*op.params, *(s.name for s in original.scratch)]
         given = SimpleNamespace(**dict(zip(names, args, strict=True)))
         original.function(*(instead[n](given) if n in instead else getattr(given, n) for n in names))
@@ -71,7 +65,7 @@ def before(op: Op, **instead: Any) -> Kernel:
     return mutant(op, function, original.scratch)
 
 
-def assert_fails(kernel: Kernel, why: str, on: Case | None = None, **options: Any) -> Result:
+def assert_fails(kernel, why, on=None, **options):
     """It fails for the reason that matches, and vanilla passes the same case."""
     on = on or case(kernel.op, SMALL)
     result = check(kernel, on, **options)
@@ -88,9 +82,9 @@ WRITTEN = [(op, a.name) for op in OPS for a in op.written]
 EVERY_WRITTEN = pytest.mark.parametrize(("op", "name"), WRITTEN, ids=[f"{op.name}-{n}" for op, n in WRITTEN])
 
 
-def one_of_each(named: list[tuple[Op, str]]) -> list[tuple[Op, str]]:
+def one_of_each(named):
     """Return, of arguments that a check does not tell apart, the first, and the last, which is of an op with more."""
-    found: dict[Any, list[tuple[Op, str]]] = {}
+    found = {}
     for op, name in named:
         a = op.by_name[name]
         found.setdefault((a.kind, a.dtype, a.optional, len(a.shape)), []).append((op, name))
@@ -107,8 +101,8 @@ SOME_OPS = pytest.mark.parametrize("op", dict.fromkeys(op for op, _ in SOME), id
 
 
 @EVERY_WRITTEN
-def test_an_error_of_a_thousandth(op: Op, name: str) -> None:
-    def spoil(a: Any) -> None:
+def test_an_error_of_a_thousandth(op, name):
+    def spoil(a):
         getattr(a, name)[...] *= F32(1.001)
 
     result = assert_fails(after(op, spoil), rf"^{name}\[.*\] = .*, expected ")
@@ -118,8 +112,8 @@ def test_an_error_of_a_thousandth(op: Op, name: str) -> None:
 
 
 @EVERY_WRITTEN
-def test_one_wrong_value(op: Op, name: str) -> None:
-    def spoil(a: Any) -> None:
+def test_one_wrong_value(op, name):
+    def spoil(a):
         x = getattr(a, name)
         x.flat[-1] += max(F32(0.125), F32(1e-3) * abs(x.flat[-1]))
 
@@ -128,11 +122,11 @@ def test_one_wrong_value(op: Op, name: str) -> None:
 
 
 @SOME_WRITTEN
-def test_the_last_element_is_not_written(op: Op, name: str) -> None:
+def test_the_last_element_is_not_written(op, name):
     original = KERNELS[op.name, "vanilla"]
     place = op.params.index(name)
 
-    def function(*args: Any) -> None:
+    def function(*args):
         words = args[place].reshape(-1).view(np.uint32 if args[place].itemsize == 4 else np.uint64)
         before = words.copy()
         original.function(*args)
@@ -148,8 +142,8 @@ OUTSIDE += [(op, name, past) for op, name in WRITTEN if op is ops.classifier_upd
 
 
 @pytest.mark.parametrize(("op", "name", "past"), OUTSIDE, ids=[f"{op.name}-{n}-{past}" for op, n, past in OUTSIDE])
-def test_a_write_outside(op: Op, name: str, past: int) -> None:
-    def spoil(a: Any) -> None:
+def test_a_write_outside(op, name, past):
+    def spoil(a):
         x = getattr(a, name).reshape(-1)
         steps = x.size - 1 + past if past > 0 else past
         as_strided(x, (2,), (x.itemsize * steps,))[1] = 0
@@ -159,14 +153,14 @@ def test_a_write_outside(op: Op, name: str, past: int) -> None:
 
 
 @pytest.mark.parametrize("past", [8, -8])
-def test_a_loop_that_runs_too_far_and_writes_what_it_reads_there(past: int) -> None:
+def test_a_loop_that_runs_too_far_and_writes_what_it_reads_there(past):
     @numba.njit
-    def loop(out: Array, inp1: Array, inp2: Array) -> None:
+    def loop(out, inp1, inp2):
         for i in range(min(past, 0), len(out) + max(past, 0)):
             out[np.uint64(i)] = inp1[np.uint64(i)] + inp2[np.uint64(i)]
 
     @numba.njit
-    def copy(out: Array, inp: Array) -> None:
+    def copy(out, inp):
         vanilla_gelu(out, inp)
         for i in range(8):
             out[np.uint64(len(out) + i)] = out[np.uint64(len(out) + i + 1)]
@@ -177,8 +171,8 @@ def test_a_loop_that_runs_too_far_and_writes_what_it_reads_there(past: int) -> N
 
 
 @SOME_WRITTEN
-def test_a_nan(op: Op, name: str) -> None:
-    def spoil(a: Any) -> None:
+def test_a_nan(op, name):
+    def spoil(a):
         getattr(a, name).flat[0] = np.nan
 
     assert_fails(after(op, spoil), rf"^{name}\[0.*\] = nan, expected [-\d.e]+(, \w+=\w+)*$")
@@ -189,13 +183,13 @@ EVERY_ACC = pytest.mark.parametrize(("op", "name"), ACCS, ids=[f"{op.name}-{n}" 
 
 
 @EVERY_ACC
-def test_add_is_ignored(op: Op, name: str) -> None:
+def test_add_is_ignored(op, name):
     kernel = before(op, **{f"{name}_add": lambda a: False})
     assert_fails(kernel, rf"^{name}\[.*\] = .*, expected .*{name}_add=True")
 
 
 @EVERY_ACC
-def test_overwrite_is_ignored(op: Op, name: str) -> None:
+def test_overwrite_is_ignored(op, name):
     kernel = before(op, **{f"{name}_add": lambda a: True})
     assert_fails(
         kernel, rf"^{name}\[.*\] = nan, .*{name}_add=False.*: as filled .* added to in place of being overwritten"
@@ -203,7 +197,7 @@ def test_overwrite_is_ignored(op: Op, name: str) -> None:
 
 
 @EVERY_ACC
-def test_a_flag_of_another_argument(op: Op, name: str) -> None:
+def test_a_flag_of_another_argument(op, name):
     others = [a.name for a in op.args if a.kind == "acc" and a.name != name]
     if others:
         kernel = before(op, **{f"{name}_add": lambda a: getattr(a, f"{others[0]}_add")})
@@ -214,33 +208,33 @@ READ = one_of_each([(op, a.name) for op in OPS for a in op.arrays if a.kind in (
 
 
 @pytest.mark.parametrize(("op", "name"), READ, ids=[f"{op.name}-{n}" for op, n in READ])
-def test_an_input_is_changed(op: Op, name: str) -> None:
-    def spoil(a: Any) -> None:
+def test_an_input_is_changed(op, name):
+    def spoil(a):
         getattr(a, name).flat[0] += 1
 
     assert_fails(after(op, spoil), f"^changed '{name}', which it may only read, at element 0")
 
 
-def test_it_does_not_compile() -> None:
-    def make(types: Any) -> None:
+def test_it_does_not_compile():
+    def make(types):
         raise numba.TypingError("no such thing")
 
     result = check(Kernel(ops.sumsq, "mutant", vanilla(ops.sumsq), make=make), {"N": 3})
     assert (result.verdict, result.ratio) == ("compile error", np.inf)
     assert result.reason.startswith("does not compile, or has no scratch size: TypingError: ")
-    kernel = mutant(ops.sumsq, vanilla(ops.sumsq), (Scratch("partial", "N + 1"),))  # type: ignore[arg-type]
+    kernel = mutant(ops.sumsq, vanilla(ops.sumsq), (Scratch("partial", "N + 1"),))
     assert check(kernel, {"N": 3}).reason.startswith("does not compile, or has no scratch size: ValueError: ")
 
 
 # --- what one op can do wrong ----------------------------------------
 
 
-def by_threads(out: Array, inp: Array) -> None:
+def by_threads(out, inp):
     """One partial sum a thread, term after term."""
     out[0] = sum(np.cumsum(np.square(part))[-1] for part in np.array_split(inp, numba.get_num_threads()))
 
 
-def test_other_bits_with_other_threads() -> None:
+def test_other_bits_with_other_threads():
     big = Case({"N": 10007})
     assert_fails(mutant(ops.sumsq, by_threads), "^'out' has other bits with 2 threads instead of 1", big)
     assert_fails(mutant(ops.sumsq, by_threads), "with [34] threads instead of 2", big, threads=(2, 3, 4))
@@ -250,11 +244,11 @@ def test_other_bits_with_other_threads() -> None:
     )  # the library does not promise it
 
 
-def test_an_absent_argument_is_used() -> None:
-    def read(out: Array, inp: Array, weight: Array, bias: Array) -> None:
+def test_an_absent_argument_is_used():
+    def read(out, inp, weight, bias):
         out[...] = inp @ weight.T + as_strided(bias, (len(weight),), (4,))
 
-    def write(a: Any) -> None:
+    def write(a):
         as_strided(a.dbias, (1,), (4,))[0] = 0
 
     on = case(ops.matmul_forward, SMALL, absent=["bias"])
@@ -267,7 +261,7 @@ CERTAIN = case(ops.classifier_backward, {"B": 4, "T": 64, "C": 16, "NH": 1, "OC"
 """Logits of a deviation of 4: some tokens have a probability p of 0.99 and more, and 1 - p has few digits left."""
 
 
-def certain(a: Any) -> Array:
+def certain(a):
     """The tokens whose target has a probability from 0.99 to 0.9999."""
     logits = (a.inp @ a.weight.T).astype(float)
     p = np.exp(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
@@ -276,7 +270,7 @@ def certain(a: Any) -> Array:
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
-def test_a_probability_that_rounds_to_one_is_no_error(variant: str) -> None:
+def test_a_probability_that_rounds_to_one_is_no_error(variant):
     tiny = {"B": 2, "T": 3, "C": 3, "NH": 3, "OC": 1, "V": 2}
     draws = [(tiny, "normal", 9), (ODD, "normal", 2), (SMALL, "large", 2), (ODD, "offset", 4), (ODD, "offset", 7)]
     for sizes, kind, seed in draws:
@@ -286,8 +280,8 @@ def test_a_probability_that_rounds_to_one_is_no_error(variant: str) -> None:
 
 
 @pytest.mark.parametrize("factor", [0, 1.01])
-def test_a_gradient_that_is_small_since_its_token_is_certain_is_judged(factor: float) -> None:
-    def spoil(a: Any) -> None:
+def test_a_gradient_that_is_small_since_its_token_is_certain_is_judged(factor):
+    def spoil(a):
         assert certain(a).any()
         a.dinp[certain(a)] *= F32(1 if a.dinp_add else factor)
 
@@ -296,14 +290,14 @@ def test_a_gradient_that_is_small_since_its_token_is_certain_is_judged(factor: f
 
 
 @pytest.mark.parametrize(("op", "name"), [(ops.gelu_forward, "out"), (ops.gelu_backward, "dinp")])
-def test_a_gelu_alone_in_its_row_may_err_by_what_its_formula_cancels(op: Op, name: str) -> None:
+def test_a_gelu_alone_in_its_row_may_err_by_what_its_formula_cancels(op, name):
     """1 + tanh(u) loses all its digits far down, and no other element of the row tells how large they were."""
     given = {a.name: np.full(1, -6.0, F32) for a in op.arrays}
     wanted = expected(op, Case({"N": 1}), given, np.random.default_rng(0))
     assert abs(wanted.values[name][0]) < 1e-6 < 1 < wanted.scale[name][0]
 
 
-def test_a_gradient_that_cancels_to_zero_in_a_row_of_one_may_err_by_its_terms() -> None:
+def test_a_gradient_that_cancels_to_zero_in_a_row_of_one_may_err_by_its_terms():
     """Of one element, the mean is the element itself, so the formula of layer normalization leaves rounding alone."""
     kernel = KERNELS["layernorm_backward", "optimized"]
     for seed in range(12):
@@ -314,10 +308,10 @@ def test_a_gradient_that_cancels_to_zero_in_a_row_of_one_may_err_by_its_terms() 
 # --- the check itself ----------------------------------------
 
 
-def test_marginal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marginal(monkeypatch):
     """Further off than rounding explains: a fault, unless the package's kernels are about as far off."""
 
-    def spoil(a: Any) -> None:
+    def spoil(a):
         a.out[...] *= F32(1 + 1e-5)
 
     assert_fails(after(ops.gelu_forward, spoil), r"times as far off as rounding explains, and gelu_forward\[\w+\] 0")
@@ -328,8 +322,8 @@ def test_marginal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(result).startswith("marginal ")
 
 
-def test_the_worst_of_all_modes_is_told() -> None:
-    def spoil(a: Any) -> None:
+def test_the_worst_of_all_modes_is_told():
+    def spoil(a):
         a.dinp[...] *= F32(1.01) if a.dinp_add else F32(1.001)
 
     result = check(after(ops.gelu_backward, spoil), {"N": 9})
@@ -342,7 +336,7 @@ NUMBERED = [op for op in OPS if any(a.kind == "scalar" for a in op.args)]
 
 
 @pytest.mark.parametrize("op", NUMBERED, ids=str)
-def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op: Op) -> None:
+def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op):
     drawn = [scalars(op, on, np.random.default_rng(seed)) for seed in range(9) for on in cases(op)]
     args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.kind == "scalar"}
     for name, arg in args.items():
@@ -357,12 +351,12 @@ def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op: Op) -> No
         assert len({scalars(op, on, np.random.default_rng(0))[name] for on in quick_cases(op)}) > 1, name
 
 
-def of_rounding(name: str) -> bool:
+def of_rounding(name):
     """Return whether a number chooses the random numbers by which states in bfloat16 are rounded."""
     return name == "draw" or name.endswith("first")
 
 
-def numbers() -> Iterator[object]:
+def numbers():
     """Yield the numbers of each op; those of rounding, for which a kernel is compiled, are of one rule for all ops."""
     for op in NUMBERED:
         for a in (a for a in op.args if a.kind == "scalar"):
@@ -371,7 +365,7 @@ def numbers() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("op", "name"), [*numbers()])
-def test_a_kernel_with_a_number_written_into_it_fails_the_quick_cases(op: Op, name: str) -> None:
+def test_a_kernel_with_a_number_written_into_it_fails_the_quick_cases(op, name):
     """Whatever the number is: the usual one, an end of the range, or one that the judge drew."""
     half = {a.name: "bfloat16" for a in op.args if a.kind == "state" and "bfloat16" in a.types and a.name != "copy"}
     quick = quick_cases(op, half if of_rounding(name) else None)
@@ -381,7 +375,7 @@ def test_a_kernel_with_a_number_written_into_it_fails_the_quick_cases(op: Op, na
         assert any(check(written, on, threads=(1,)).verdict == "wrong" for on in quick), f"{name} = {x}"
 
 
-def test_arguments_do_not_depend_on_the_variant() -> None:
+def test_arguments_do_not_depend_on_the_variant():
     seen = []
     for variant in "first", "second":
         kernel = Kernel(ops.sumsq, variant, lambda out, inp: seen.append(inp.copy()))
@@ -390,7 +384,7 @@ def test_arguments_do_not_depend_on_the_variant() -> None:
 
 
 @pytest.mark.parametrize("shape", [(FEW + 1,), (300, 7, 1000), (PART + 5, 2), (2, 2 * PART)])
-def test_no_number_of_a_large_array_comes_twice(shape: tuple[int, ...]) -> None:
+def test_no_number_of_a_large_array_comes_twice(shape):
     """Of float32 some come by chance; a window on other rows, or on another array, would have all."""
     rng = np.random.default_rng(0)
     every = np.stack([normal(shape, rng) for _ in range(2)])
@@ -402,7 +396,7 @@ def test_no_number_of_a_large_array_comes_twice(shape: tuple[int, ...]) -> None:
     assert len(np.intersect1d(doubles, neighbours)) < 0.001 * len(doubles)
 
 
-def test_the_number_of_threads_is_kept() -> None:
+def test_the_number_of_threads_is_kept():
     numba.set_num_threads(3)
     try:
         check(KERNELS["sumsq", "vanilla"], {"N": 5}, threads=(1, 2, 99))
@@ -411,12 +405,12 @@ def test_the_number_of_threads_is_kept() -> None:
         numba.set_num_threads(4)
 
 
-def test_threads_that_start_beside_a_check_are_not_the_kernels() -> None:
+def test_threads_that_start_beside_a_check_are_not_the_kernels():
     """Ranks may be threads of one process; in the main thread a kernel that starts one is found (corpus.py)."""
-    found: list[Result] = []
+    found = []
     ended = threading.Event()
 
-    def beside(a: Any) -> None:
+    def beside(a):
         threading.Thread(target=ended.wait, daemon=True).start()
 
     mutant = after(ops.sumsq, beside)
@@ -428,9 +422,7 @@ def test_threads_that_start_beside_a_check_are_not_the_kernels() -> None:
 
 
 @pytest.mark.parametrize(("seed", "sizes"), [(19, ODD), (98, SMALL)])
-def test_a_kernel_may_leave_out_what_a_mask_hides(
-    seed: int, sizes: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_may_leave_out_what_a_mask_hides(seed, sizes, monkeypatch):
     """An infinite score of a token that does not read a key: its weight is zero, and only zero times NaN is NaN."""
     kernel = KERNELS["gqa_backward", "vanilla"]
     on = replace(case(kernel.op, sizes, "infinity"), adds=dict.fromkeys(("dq", "dk", "dv"), False))

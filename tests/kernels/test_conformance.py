@@ -2,19 +2,18 @@
 
 import random
 import subprocess
-from collections.abc import Hashable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import ODD, Case, case, cases, limits, other_types, quick_cases
+from cpuopt.check.cases import ODD, case, cases, limits, other_types, quick_cases
 from cpuopt.check.check import check
 from cpuopt.kernels import registry
 
 
-def is_copy(k: registry.Kernel) -> bool:
+def is_copy(k):
     """Return whether a vanilla kernel is the generated one, since nobody wrote it by hand."""
     return k.variant == registry.BASE and k.function.__module__.startswith("cpuopt_generated.")
 
@@ -24,7 +23,7 @@ FUSED = {op: op.fuses[-1] for op in ops.ALL.values() if op.fuses and op.fuses[-1
 """Ops that differ from those with the usual optimizer by its rule alone, which is an op too; with this rule."""
 
 
-def cases_of(op: ops.Op, k: registry.Kernel) -> list[Case]:
+def cases_of(op, k):
     """List the cases of a kernel: all, or few of each type for an op in `FUSED`."""
     if op not in FUSED:
         return cases(op, k.skips)
@@ -35,18 +34,18 @@ VARIANTS = {op: [k for k in registry.KERNELS.values() if k.op is op and not is_c
 
 
 @cache
-def commit() -> str:
+def commit():
     """Return the commit, by which cases are drawn: others from one to the next, and the same ones again."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def aspects(case: Case) -> set[Hashable]:
+def aspects(case):
     """Return what a case is made of."""
     return {("sizes", str(sorted(case.sizes.items()))), ("kind", case.kind), case.absent, str(case.types)}
 
 
-def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
+def covering(found, draw):
     """Yield some cases that have each size, kind, absence and type of all at least once."""
     missing = {a for one in found for a in aspects(one)}
     for one in draw.sample(found, len(found)):
@@ -55,7 +54,7 @@ def covering(found: list[Case], draw: random.Random) -> Iterator[Case]:
             yield one
 
 
-def half(op: ops.Op) -> dict[str, str]:
+def half(op):
     """Return the types of an op in a step with ``--dtype bfloat16``, which other tests compile too."""
     return {a.name: "bfloat16" for a in op.arrays if "bfloat16" in a.types[1:] and not a.drawn}
 
@@ -64,7 +63,7 @@ NARROW = [op for op in VARIANTS if other_types(op) and op not in ops.OPTIMIZERS.
 OTHER = 8
 
 
-def sparing(k: registry.Kernel, every: list[Case], draw: random.Random) -> list[Case]:
+def sparing(k, every, draw):
     """Return the cases with the usual types, and some with others, for each of which a kernel is compiled.
 
     An optimized kernel has those of a step in bfloat16; and `OTHER` ops have, by one variant, any that they can have.
@@ -83,7 +82,7 @@ def sparing(k: registry.Kernel, every: list[Case], draw: random.Random) -> list[
     return [one for one in every if str(one.types) in wanted]
 
 
-def parameters() -> Iterator[object]:
+def parameters():
     """Yield each kernel with each case, the variants one after another, which share the reference's results."""
     for op, variants in VARIANTS.items():
         for k in variants:
@@ -96,14 +95,14 @@ def parameters() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("kernel", "case"), [*parameters()])
-def test_kernel_agrees_with_its_reference(kernel: registry.Kernel, case: Case, request: pytest.FixtureRequest) -> None:
+def test_kernel_agrees_with_its_reference(kernel, case, request):
     threads = (1, 2, 3, 4) if request.node.get_closest_marker("slow") else (1, 3)
     result = check(kernel, case, threads=threads)
     assert result.verdict == "right", str(result)
 
 
 @pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
-def test_a_cover_has_every_size_kind_absence_and_type(op: ops.Op) -> None:
+def test_a_cover_has_every_size_kind_absence_and_type(op):
     every = cases(op)
     for seed in range(3):
         some = [*covering(every, random.Random(seed))]
@@ -112,7 +111,7 @@ def test_a_cover_has_every_size_kind_absence_and_type(op: ops.Op) -> None:
 
 
 @pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
-def test_cases_are_awkward(op: ops.Op) -> None:
+def test_cases_are_awkward(op):
     found = cases(op)
     sizes = [case.sizes for case in found]
     for symbol, n in {"B": 1, "T": 1, "BT": 1, "V": 50257}.items():

@@ -1,27 +1,24 @@
 """The bad kernels before a run: none passes the checks, through any verb; right ones written alike all pass."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from bad import BAD, HEAD, Bad, function, refused_by, text
+from bad import BAD, HEAD, function, refused_by, text
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case, cases, quick_cases
 from cpuopt.check.check import check
 from cpuopt.check.gate import in_child, planned
 from cpuopt.check.gate import run as judge
-from cpuopt.check.result import Result, whole
+from cpuopt.check.result import whole
 from cpuopt.errors import UserError
 from cpuopt.files.reading import from_json, to_json
 from cpuopt.isolate.child import Child
-from cpuopt.kernels.registry import KERNELS, Kernel
+from cpuopt.kernels.registry import KERNELS
 from cpuopt.train.guard import Guard
 from cpuopt.train.job import Settings, build_only, prepare
 
@@ -44,11 +41,11 @@ IMPORTS = {
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: None) -> None:
+def _here(tmp_path, monkeypatch, measured):
     monkeypatch.chdir(tmp_path)
 
 
-def checked(source: str) -> dict[str, Result]:
+def checked(source):
     """Judge all kernels of a file in a process of their own; a variant has one name in all ops."""
     Path("mine.py").write_text(source)
     with Child("cpuopt.check.worker", ["mine.py"], 2) as child:
@@ -60,11 +57,11 @@ def checked(source: str) -> dict[str, Result]:
     return found
 
 
-def test_there_are_many() -> None:
+def test_there_are_many():
     assert len({b.name for b in BAD}) == len(BAD) >= 120
 
 
-def test_no_hostile_kernel_passes_and_right_ones_written_alike_do() -> None:
+def test_no_hostile_kernel_passes_and_right_ones_written_alike_do():
     hostile = refused_by("gate")
     source = HEAD + "".join(text(b.op, b.body, b.name) for b in hostile)
     found = checked(source + "".join(text(op, name=f"right_{op}") for op in HONEST))
@@ -77,7 +74,7 @@ def test_no_hostile_kernel_passes_and_right_ones_written_alike_do() -> None:
 
 
 @pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
-def test_what_the_quick_cases_refuse_check_refuses_too(op: ops.Op) -> None:
+def test_what_the_quick_cases_refuse_check_refuses_too(op):
     """It has the same cases, with the same numbers."""
     every = cases(op)
     assert [on for on in quick_cases(op) if on not in every] == []
@@ -85,7 +82,7 @@ def test_what_the_quick_cases_refuse_check_refuses_too(op: ops.Op) -> None:
 
 @MANY_CORES
 @pytest.mark.parametrize("bad", refused_by("loud"), ids=lambda bad: bad.name)
-def test_a_kernel_that_changes_its_process_fails(bad: Bad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_changes_its_process_fails(bad, tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))  # loading needs what some of them replace
     (v,) = checked(HEAD + text(bad.op, bad.body)).values()
     assert v.verdict == "cheating"
@@ -94,7 +91,7 @@ def test_a_kernel_that_changes_its_process_fails(bad: Bad, tmp_path: Path, monke
 
 @MANY_CORES
 @pytest.mark.parametrize("name", IMPORTS)
-def test_a_file_that_changes_its_process_is_refused(name: str) -> None:
+def test_a_file_that_changes_its_process_is_refused(name):
     Path("mine.py").write_text(HEAD + IMPORTS[name] + text("gelu_forward"))
     with (
         Child("cpuopt.check.worker", ["mine.py"], 2) as child,
@@ -113,7 +110,7 @@ VERBS = {
 }
 
 
-def run(verb: str, name: str = "mine", op: str = "gelu_forward", more: str = "") -> int:
+def run(verb, name="mine", op="gelu_forward", more=""):
     """Run a verb on the kernels of a file; return its status."""
     return cli.main(f"{VERBS[verb]} {more}".replace("NAME", name).replace("OP", op).split())
 
@@ -121,7 +118,7 @@ def run(verb: str, name: str = "mine", op: str = "gelu_forward", more: str = "")
 RANDOM = "RANDOM = int.from_bytes(os.urandom(4), 'big') % 997"
 
 
-def test_a_file_that_is_another_one_in_each_process_does_not_train(capsys: Any) -> None:
+def test_a_file_that_is_another_one_in_each_process_does_not_train(capsys):
     Path("mine.py").write_text(HEAD + RANDOM + text("gelu_forward", "if RANDOM == 1000: return\n..."))
     assert run("train") == 1
     assert "mine] is not the same in the process that judges it and in this one" in capsys.readouterr().err
@@ -152,7 +149,7 @@ JOBS += [("train", [name]) for name in ("looks_judged", "leaves_the_folder", "ha
 
 
 @pytest.mark.parametrize(("verb", "names"), JOBS, ids=[f"{verb} {' '.join(names)}" for verb, names in JOBS])
-def test_what_check_refuses_is_refused_by_every_verb(verb: str, names: list[str], capsys: Any) -> None:
+def test_what_check_refuses_is_refused_by_every_verb(verb, names, capsys):
     source = "".join(text("gelu_forward", REFUSED[name][1], name) for name in names)
     huge = source.replace("'has_no_size', jit=False)", "'has_no_size', jit=False, scratch=[('work', 10**9)])")
     Path("mine.py").write_text(HEAD + re.sub(r"(has_no_size.*\n.*)inp\):", r"\1inp, work):", huge))
@@ -176,9 +173,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "verb"), [(fault, verb) for fault, x in FAULTS.items() for verb in x[3].split()])
-def test_every_verb_has_one_word_and_one_status(
-    fault: str, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_every_verb_has_one_word_and_one_status(fault, verb, monkeypatch, capsys):
     word, top, line, _ = FAULTS[fault]
     if word == "unchecked":
         monkeypatch.setattr("cpuopt.judge.remote.LIMIT_S", 4.0)
@@ -194,11 +189,11 @@ def test_every_verb_has_one_word_and_one_status(
     assert re.search("expected" if word == "wrong" else "raised|does not compile|within 4 s", one["reason"]), one
 
 
-def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_step_is_judged_with_what_a_step_leaves_in_its_outputs(monkeypatch):
     """Not with the zeros of memory that was never used, nor with the results of the same batch."""
-    held: dict[str, tuple[float, bool]] = {}
+    held = {}
 
-    def noting(kernel: Kernel, on: Case, given: Any, **more: Any) -> Result:
+    def noting(kernel, on, given, **more):
         if kernel.op is ops.gelu_forward:
             out, want = given["out"], np.empty_like(given["out"])
             KERNELS["gelu_forward", "vanilla"].function(want, given["inp"])
@@ -222,7 +217,7 @@ LEAVES_A_TRACE = "open('ran', 'a').write(f'{os.getpid()} ')"
 
 @pytest.mark.parametrize("where", ["at import", "in a call"])
 @pytest.mark.parametrize("verb", WITHOUT_STEPS)
-def test_users_files_run_elsewhere_before_they_run_here(where: str, verb: str, capsys: Any) -> None:
+def test_users_files_run_elsewhere_before_they_run_here(where, verb, capsys):
     """A kernel that starts a thread, or ends its process, did so in the command itself."""
     if where == "at import":
         Path("mine.py").write_text(f"{HEAD}{LEAVES_A_TRACE}\nos.nice(1)\n{text('gelu_forward')}")
@@ -236,14 +231,14 @@ def test_users_files_run_elsewhere_before_they_run_here(where: str, verb: str, c
     assert str(os.getpid()) not in Path("ran").read_text().split()
 
 
-def test_scratch_that_is_larger_than_the_arrays_is_said(capsys: Any) -> None:
+def test_scratch_that_is_larger_than_the_arrays_is_said(capsys):
     kernel = text("gelu_forward").replace("jit=False", "jit=False, scratch=[('work', 380 * ops.declaration.N)]")
     Path("mine.py").write_text(HEAD + kernel.replace("(out, inp):\n", "(out, inp, work):\n"))
     assert cli.main(["check", "--kernels", "mine.py", "--quick", "--threads", "1"]) == 0
     assert "note: gelu_forward[mine] asks for scratch of 190 times its arrays" in capsys.readouterr().out
 
 
-def test_a_race_on_more_threads_than_are_timed_is_refused(capsys: Any) -> None:
+def test_a_race_on_more_threads_than_are_timed_is_refused(capsys):
     """Which `check` found, for it runs on all cores, and a comparison on one thread did not."""
     wrong = "...\nout[-1] += numba.get_num_threads() > 1"
     Path("mine.py").write_text(HEAD + "import numba" + text("gelu_forward", wrong))
@@ -251,7 +246,7 @@ def test_a_race_on_more_threads_than_are_timed_is_refused(capsys: Any) -> None:
     assert "mine] is wrong, so it is not timed: " in capsys.readouterr().err
 
 
-def test_calls_too_large_for_the_float64_reference_are_checked_in_float32() -> None:
+def test_calls_too_large_for_the_float64_reference_are_checked_in_float32():
     """As a run of that model checks them."""
     built = build_only(Settings(model="gpt2-124M", B=4, T=64, fuse="all"))
     plan, left_out = planned(ops.classifier_update, built.program.calls)
@@ -260,7 +255,7 @@ def test_calls_too_large_for_the_float64_reference_are_checked_in_float32() -> N
     assert from_json(Case, json.loads(json.dumps(to_json(on)))) == on
 
 
-def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys: Any) -> None:
+def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys):
     """Weights of a deviation of 0.02, as a model begins with, and none of the judge's numbers."""
     wrong = "...\nout[0] += 0.01 < weight.std() < 0.03"
     Path("mine.py").write_text(HEAD + text("matmul_forward", wrong))
@@ -269,7 +264,7 @@ def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys: An
     assert not Path("runs").exists()
 
 
-def test_the_check_on_a_first_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_on_a_first_step_changes_nothing(monkeypatch):
     """With all kernels of the package taken for a user's: none is refused, and the run has the same bits."""
     settings = {"model": "gpt2-tiny", "B": 2, "T": 16, "steps": 3}
     plain = prepare(Settings(**settings))

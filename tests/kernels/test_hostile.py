@@ -1,22 +1,18 @@
 """Kernels that look right: each is refused, and for its reason."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numba
 import numpy as np
 import pytest
-from bad import HEAD, Bad, refused_by, text, vanilla_is_right
+from bad import HEAD, refused_by, text, vanilla_is_right
 
 from cpuopt import cli, ops
 from cpuopt.check import gate
@@ -30,23 +26,21 @@ from cpuopt.files import CacheWarning
 from cpuopt.kernels.registry import KERNELS, Choice, Kernel
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.ops.declaration import Op
 from cpuopt.profiler import Profiler
 
-Array = np.ndarray[Any, Any]
 F32 = np.float32
 TWO = ops.residual_forward
 
 
-def add(out: Array, inp1: Array, inp2: Array) -> None:
+def add(out, inp1, inp2):
     np.add(inp1, inp2, out=out)
 
 
-def hostile(function: Callable[..., None], op: Op = TWO) -> Kernel:
+def hostile(function, op=TWO):
     return Kernel(op, "hostile", function)
 
 
-def vanilla(op: Op) -> Callable[..., None]:
+def vanilla(op):
     return KERNELS[op.name, "vanilla"].function
 
 
@@ -72,21 +66,19 @@ def keeps_the_last(out, inp):
         (keeps_the_last, r"line \d+: `last` is set in every iteration and read behind the prange"),
     ],
 )
-def test_the_line_of_a_race_is_found_by_the_text(function: Callable[..., None], said: str) -> None:
+def test_the_line_of_a_race_is_found_by_the_text(function, said):
     assert re.fullmatch(said, shared(numba.njit(parallel=True)(function)))
 
 
-def test_no_kernel_of_the_package_is_taken_for_a_race() -> None:
+def test_no_kernel_of_the_package_is_taken_for_a_race():
     assert {k.name: said for k in KERNELS.values() if (said := shared(k.function))} == {}
 
 
-def test_two_equal_calls_that_differ_on_two_threads_only_are_asked_whether_they_race(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_equal_calls_that_differ_on_two_threads_only_are_asked_whether_they_race(monkeypatch):
     """The race is played, for a real one may not happen: a call in so many loses a number on two threads."""
     calls = []
 
-    def function(out: Array, inp: Array) -> None:
+    def function(out, inp):
         vanilla(ops.softmax_forward)(out, inp)
         calls.append(1)
         if numba.get_num_threads() > 1 and len(calls) % 3 == 0:
@@ -100,7 +92,7 @@ def test_two_equal_calls_that_differ_on_two_threads_only_are_asked_whether_they_
 
 
 @pytest.mark.parametrize("bad", refused_by("check"), ids=lambda bad: bad.name)
-def test_it_is_refused_for_its_reason(bad: Bad, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_for_its_reason(bad, monkeypatch):
     monkeypatch.setenv("CPUOPT_FILLING", "2")  # an element that is spoiled by chance may be one that nobody reads
     kernel = bad.kernel()
     with np.errstate(all="ignore"):
@@ -118,7 +110,7 @@ def test_it_is_refused_for_its_reason(bad: Bad, monkeypatch: pytest.MonkeyPatch)
 MATH = ctypes.CDLL(None)
 
 
-def flush_subnormal_numbers() -> None:
+def flush_subnormal_numbers():
     environment = (ctypes.c_uint32 * 8)()  # of x86-64: the last word has the modes of vector instructions
     MATH.fegetenv(environment)
     environment[7] |= 0x8040
@@ -134,7 +126,7 @@ CHANGES = {
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
+def restored():
     environment, where, cores = (ctypes.c_uint32 * 8)(), os.getcwd(), os.sched_getaffinity(0)
     MATH.fegetenv(environment)
     before = signal.getsignal(signal.SIGINT)
@@ -147,8 +139,8 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="constants of Linux on x86-64")
 @pytest.mark.parametrize(("what", "change"), [(what, change) for what, every in CHANGES.items() for change in every])
-def test_a_kernel_that_changes_its_process_is_refused(what: str, change: Callable[[], Any], restored: None) -> None:
-    def function(out: Array, inp1: Array, inp2: Array) -> None:
+def test_a_kernel_that_changes_its_process_is_refused(what, change, restored):
+    def function(out, inp1, inp2):
         add(out, inp1, inp2)
         change()
 
@@ -163,7 +155,7 @@ def test_a_kernel_that_changes_its_process_is_refused(what: str, change: Callabl
 
 
 @pytest.mark.parametrize("bad", refused_by("sized"), ids=lambda bad: bad.name)
-def test_it_is_refused_at_its_size(bad: Bad) -> None:
+def test_it_is_refused_at_its_size(bad):
     kernel, on = bad.kernel(), Case(bad.sizes, adds=bad.adds, sized=True)
     assert {check(kernel, case(kernel.op, s)).verdict for s in (SMALL, ODD, MORE)} == {"right"}
     result = check(kernel, on, threads=(2,))
@@ -173,8 +165,8 @@ def test_it_is_refused_at_its_size(bad: Bad) -> None:
 
 
 @pytest.mark.parametrize(("bits", "verdict"), [(7, "right"), (6, "marginal"), (5, "wrong"), (4, "wrong")])
-def test_a_result_in_bfloat16_has_all_bits_but_one(bits: int, verdict: str) -> None:
-    def rounded(out: Array, inp: Array) -> None:
+def test_a_result_in_bfloat16_has_all_bits_but_one(bits, verdict):
+    def rounded(out, inp):
         wide = np.empty(len(inp), F32)
         vanilla(ops.gelu_forward)(wide, inp.astype(F32))
         out[...] = np.ldexp(np.rint(np.ldexp(np.frexp(wide)[0], bits + 1)), np.frexp(wide)[1] - bits - 1)
@@ -185,8 +177,8 @@ def test_a_result_in_bfloat16_has_all_bits_but_one(bits: int, verdict: str) -> N
     assert ("times as far off as rounding explains" in found.reason) == (verdict == "wrong")
 
 
-def test_it_is_refused_for_what_the_arrays_of_a_step_held() -> None:
-    def relies(out: Array, inp1: Array, inp2: Array) -> None:
+def test_it_is_refused_for_what_the_arrays_of_a_step_held():
+    def relies(out, inp1, inp2):
         start = out.copy()
         add(out, inp1, inp2)
         out *= F32(1 + (start == 7).all())
@@ -206,13 +198,13 @@ def test_it_is_refused_for_what_the_arrays_of_a_step_held() -> None:
     ],
     ids=str,
 )
-def test_a_right_update_passes_where_its_step_is_the_rounding_of_a_sum(op: Op, sizes: dict[str, int]) -> None:
+def test_a_right_update_passes_where_its_step_is_the_rounding_of_a_sum(op, sizes):
     """Of so many elements, AdamW divides one by a second moment near 0, and Lion takes the sign of one near 0."""
     kernel = KERNELS[op.name, "optimized"]
     on = Case(sizes, absent=frozenset(a.name for a in op.arrays if a.optional), adds={}, sized=True)
     assert check(kernel, on, threads=(2,)).verdict == "right"
 
-    def spoiled(weight: Array, *rest: Any) -> None:
+    def spoiled(weight, *rest):
         kernel.function(weight, *rest)
         weight[3, 4] += F32(1e-2)  # one step of Lion is twice this
 
@@ -221,14 +213,14 @@ def test_a_right_update_passes_where_its_step_is_the_rounding_of_a_sum(op: Op, s
     assert (result.verdict, result.argument, result.index) == ("wrong", "weight", (3, 4))
 
 
-def test_a_row_whose_terms_cancel_is_judged_by_their_size() -> None:
+def test_a_row_whose_terms_cancel_is_judged_by_their_size():
     """The first query has one key, so its weight is 1 and its gradient 0, up to the rounding of what cancels."""
     original, adds = KERNELS["gqa_backward", "vanilla"], dict.fromkeys(("dq", "dk", "dv"), False)
     on = Case({"B": 2, "T": 32, "NH": 4, "NKV": 2, "HS": 16}, adds=adds, sized=True)
     for variant in ("vanilla", "generated"):
         assert check(KERNELS["gqa_backward", variant], on, threads=(2,)).verdict == "right"
 
-    def spoiled(dq: Array, *rest: Any) -> None:
+    def spoiled(dq, *rest):
         original.function(dq, *rest)
         dq[0, 0] += F32(1e-3)
 
@@ -249,9 +241,7 @@ EXITS = "os._exit(0)", "its process ended with status 0 during 'load'"
         ("train", "os.closerange(0, 100)", "its process (ended with status|closed its stdout).*'load'"),
     ],
 )
-def test_a_file_that_ends_its_process_is_named(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, verb: str, line: str, why: str
-) -> None:
+def test_a_file_that_ends_its_process_is_named(tmp_path, monkeypatch, capsys, verb, line, why):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     (tmp_path / "ends.py").write_text(f"import os\n{line}\n")
@@ -269,9 +259,7 @@ AT_4096 = {
 
 
 @pytest.mark.parametrize("name", AT_4096)
-def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str
-) -> None:
+def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(tmp_path, monkeypatch, capsys, name):
     body, why = AT_4096[name]
     monkeypatch.chdir(tmp_path)
     body = f"...\nif len(out) == 4096: {body}"
@@ -283,17 +271,15 @@ def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_judgement_is_remembered_until_something_of_it_changes(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_judgement_is_remembered_until_something_of_it_changes(tmp_path, monkeypatch):
     kernel = KERNELS["residual_forward", "optimized"]
     kernel.compile()
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
 
-    def judge(n: int = 5000, threads: int = 1) -> list[Result]:
+    def judge(n=5000, threads=1):
         return gate.require_right([kernel], [(kernel, Case({"N": n}, adds={}, sized=True))], threads=threads)
 
-    def judged(results: list[Result]) -> int:
+    def judged(results):
         return sum(r.seconds > 0 for r in results)
 
     first = judge()
@@ -312,14 +298,14 @@ def test_a_judgement_is_remembered_until_something_of_it_changes(
     assert judged(judge()) == len(first)
 
 
-def test_what_is_too_large_is_said() -> None:
+def test_what_is_too_large_is_said():
     kernel, large = KERNELS["sumsq", "vanilla"], Case({"N": 1 << 30}, adds={}, sized=True)
     found = gate.require_right([kernel], [(kernel, large)], threads=1)
     assert [r.case for r in found if r.verdict == "unchecked"] == [large]
     assert gate.notes(found)[-1] == f"too large to be judged at their size: {kernel.name}  {large}"
 
 
-def test_a_wrong_kernel_is_never_remembered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_never_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     wrong = replace(KERNELS["residual_forward", "optimized"], function=KERNELS["residual_forward", "vanilla"].function)
     monkeypatch.setattr(gate, "check", lambda *args, **kw: Result(wrong.name, case(TWO, SMALL), np.inf, reason="so"))
@@ -329,10 +315,10 @@ def test_a_wrong_kernel_is_never_remembered(tmp_path: Any, monkeypatch: pytest.M
     assert not (tmp_path / "judged").exists()
 
 
-def test_a_kernel_that_leaves_in_the_midst_of_a_run_is_named() -> None:
+def test_a_kernel_that_leaves_in_the_midst_of_a_run_is_named():
     calls = []
 
-    def leave(out: Array, inp: Array) -> None:
+    def leave(out, inp):
         calls.append(1)
         vanilla(ops.gelu_forward)(out, inp)
         if len(calls) > 2:
