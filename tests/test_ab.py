@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bad import HEAD, text
+from test_timed import Clock, gelu
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case, calls_alike
@@ -216,19 +218,6 @@ def test_a_time_that_no_machine_allows_is_refused(monkeypatch):
 # On kernels -----------------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """Moved by kernels."""
-
-    now = 0
-
-    def __call__(self):
-        return self.now
-
-
-def gelu(out, inp):
-    out[...] = 0.5 * inp * (1 + np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3)))
-
-
 def kernel(variant, ns, clock, calls=None, op=ops.gelu_forward, body=gelu):
     def function(*args):
         clock.now += ns
@@ -349,22 +338,8 @@ def test_several_sizes_are_one_verdict_where_they_agree():
 
 # The verb -------------------------------------------------------------------------------------------------------------
 
-FILE = """
-from numba import prange
-from cpuopt import kernel, ops
-from cpuopt.kernels.registry import KERNELS
-
-vanilla = KERNELS["gelu_forward", "vanilla"].function
-
-@kernel(ops.gelu_forward, "thrice", jit=False)
-def gelu_forward(out, inp):
-    vanilla(out, inp); vanilla(out, inp); vanilla(out, inp)
-
-@kernel(ops.gelu_forward, "where_timed", jit=False)
-def gelu_forward(out, inp):
-    n = 64 if len(inp) == 8192 else len(inp)
-    vanilla(out[:n], inp[:n])
-"""
+FEW = "if len(inp) == 8192: out, inp = out[:64], inp[:64]\n..."
+FILE = HEAD + text("gelu_forward", "...\n...\n...", "thrice") + text("gelu_forward", FEW, "where_timed")
 
 
 @pytest.fixture(autouse=True)

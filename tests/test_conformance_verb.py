@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bad import HEAD, text
 
 from cpuopt import cli, ops
 from cpuopt.building import build
@@ -24,19 +25,13 @@ from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import check as report
 from cpuopt.report import rendered
 
-HEAD = "import os\nfrom cpuopt import kernel, ops\n"
 BAD = {
     "crash": "os.abort()",
     "hang": "while True: pass",
     "raises": "raise ValueError('no')",
-    "wrong": "out[...] = inp1 + inp2; out[3] += 1",
-    "right": "out[...] = inp1 + inp2",
+    "wrong": "out[:] = inp1 + inp2; out[3] += 1",
+    "right": "out[:] = inp1 + inp2",
 }
-
-
-def kernel(variant, body, op="residual_forward"):
-    params = ", ".join(ops.ALL[op].params)
-    return f"@kernel(ops.{op}, '{variant}', jit=False)\ndef {op}({params}):\n    {body}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +40,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def write(*variants):
-    Path("mine.py").write_text(HEAD + "".join(kernel(v, BAD[v], op) for v, op in variants))
+    Path("mine.py").write_text(HEAD + "".join(text(op, BAD[v], v) for v, op in variants))
     return "mine.py"
 
 
@@ -114,20 +109,19 @@ def test_a_reference_in_python_bounds_the_size_of_a_case():
 
 
 def test_a_name_that_is_not_there_is_said_once_with_its_line(capsys):
-    text = kernel("mine", "for i in range(len(inp)):\n        out[i] = inp[i] * dd", "gelu_forward")
-    Path("mine.py").write_text(HEAD + text.replace(", jit=False", ""))
+    named = text("gelu_forward", "for i in range(len(inp)):\n    out[i] = inp[i] * dd")
+    Path("mine.py").write_text(HEAD + named.replace(", jit=False", ""))
     assert cli.main(["check", "--kernels", "mine.py", "--quick", "--threads", "1"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    line = "does not compile: NameError: name 'dd' is not defined (line 6: out[i] = inp[i] * dd) (N="
+    line = "does not compile: NameError: name 'dd' is not defined (line 14: out[i] = inp[i] * dd) (N="
     assert f"gelu_forward[mine]: {line}" in said
     assert said.count("does not compile") == 1
 
 
 @pytest.mark.parametrize(("narrow", "verdict"), [(True, "wrong"), (False, "right")])
 def test_a_kernel_of_a_file_is_tried_in_the_types_that_it_takes(narrow, verdict):
-    body = "import numpy as np; x = inp.astype(float); out[...] = x / (1 + np.exp(-x))"
-    text = kernel("mine", f"{body}; out[3] += 4 * (out.dtype.name == 'bfloat16')", "silu_forward")
-    Path("mine.py").write_text(HEAD + text.replace("jit=False", f"jit=False, narrow={narrow}"))
+    body = "x = inp.astype(float); out[:] = x / (1 + np.exp(-x)); out[3] += 4 * (out.dtype.name == 'bfloat16')"
+    Path("mine.py").write_text(HEAD + text("silu_forward", body).replace("jit=False", f"jit=False, narrow={narrow}"))
     plan = [on for on in cases(ops.silu_forward) if on.types or on.kind == "normal"]
     with Child("cpuopt.check.worker", ["mine.py"], 1) as child:
         found = gate.run(plan, gate.in_child(child, ("silu_forward", "mine"), (1,)))
@@ -139,8 +133,8 @@ def test_marginal_is_named_and_explained():
     marginal = Result("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
     right = Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
     found = [whole([marginal]), whole([right])]
-    text = rendered.as_text(report.tables(found, 1, [1]))
-    assert "marginal: gelu_forward[mine]: farther off than rounding explains" in text
+    shown = rendered.as_text(report.tables(found, 1, [1]))
+    assert "marginal: gelu_forward[mine]: farther off than rounding explains" in shown
     assert "marginal: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+from bad import HEAD, text
 from rich.console import Console
 
 import cpuopt.kernels
@@ -35,14 +36,6 @@ from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import lab as report
 
 ROOFS = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
-KERNEL = """
-import os
-from cpuopt import kernel, ops
-
-@kernel(ops.residual_forward, "mine", jit=False)
-def residual_forward(out, inp1, inp2):
-    {body}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -139,9 +132,9 @@ def test_new_kernel_leaves_no_empty_file_on_a_full_disk(monkeypatch, capsys):
 # A round --------------------------------------------------------------------------------------------------------------
 
 
-def write(body, name="mine.py"):
-    Path(name).write_text(KERNEL.format(body=body))
-    return Path(name)
+def write(body):
+    Path("mine.py").write_text(HEAD + text("residual_forward", body))
+    return Path("mine.py")
 
 
 def one_round(body, limit_s=60.0, **kw):
@@ -160,7 +153,7 @@ def printed(page, width):
 
 
 def test_a_right_kernel_goes_through_all_stages():
-    (row,) = one_round("out[...] = inp1; out += inp2", against="vanilla")
+    (row,) = one_round("out[:] = inp1; out += inp2", against="vanilla")
     assert (row.bad, list(row.said)) == ("", list(rounds.STAGES))
     assert row.said["check"].startswith("right, ")
     assert row.found["alone"]["verdict"] in ("faster", "slower", "no difference shown", "inconclusive")
@@ -175,7 +168,7 @@ def test_a_right_kernel_goes_through_all_stages():
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("out[...] = inp1", "out["),
+        ("out[:] = inp1", "out["),
         ("os.abort()", "was ended by SIGABRT during 'check'"),
     ],
 )
@@ -209,7 +202,7 @@ def test_a_file_that_cannot_be_loaded_is_said():
 
 
 def test_once_tells_all_as_json(capsys):
-    write("out[...] = inp1 + inp2; out[0] += 1")
+    write("out[:] = inp1 + inp2; out[0] += 1")
     assert cli.main(["lab", "mine.py", "--once", "--model", "gpt2-tiny", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     (k,) = found["kernels"]
@@ -230,7 +223,7 @@ def test_once_tells_all_as_json(capsys):
 
 def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_runs(monkeypatch, capsys):
     monkeypatch.setattr(machine, "roofs", lambda n, say: pytest.fail("the machine was measured"))
-    write("out[...] = inp1 + inp2")
+    write("out[:] = inp1 + inp2")
     for flags in ([], ["--once"]):
         assert cli.main(["lab", "mine.py", "--against", "nope", *flags]) == 2
         known = "residual_forward has no such variant; known: mine, optimized, vanilla\n"
@@ -240,7 +233,7 @@ def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_
 
 
 def test_a_round_tells_how_far_its_check_is():
-    write("out[...] = inp1 + inp2; assert len(out) < 1000")
+    write("out[:] = inp1 + inp2; assert len(out) < 1000")
     seen = []
 
     class Watched(rounds.RoundView):
@@ -334,7 +327,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
         yield set()
         assert screen.seen[-1] == "mine.py is gone"
         yield set()
-        save("out[...] = inp1 - inp2")
+        save("out[:] = inp1 - inp2")
         yield set()  # what the watcher missed is seen all the same
         wait(lambda: screen.seen[-1] and "check" in screen.seen[-1][0][2])
         yield set()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bad import HEAD, text
 
 from cpuopt import cli
 
@@ -78,34 +79,17 @@ def test_an_inspection_ends_with_its_parent(tmp_path):
         assert gone(compiler.pid)
 
 
-ENDS = """
-import os, sys, warnings
-from cpuopt import kernel, ops
-
-calls = []
-
-@kernel(ops.residual_forward, "silent", jit=False)
-def residual_forward(out, inp1, inp2):
-    print("a stray line", file=sys.stderr, flush=True)
-    calls.append(1)
-    out[...] = inp1 + inp2
-    if len(calls) > 250:  # when it is timed
-        os._exit(0)
-
-@kernel(ops.residual_forward, "loud", jit=False)
-def residual_forward(out, inp1, inp2):
-    print("out of paper", file=sys.stderr)
-    warnings.warn("thin paper")
-    os._exit(7)
-"""
+STRAY = "import sys; print('a stray line', file=sys.stderr, flush=True)\n...\nSEEN[len(SEEN)] = 1\n"
+SAID = "import sys, warnings; print('out of paper', file=sys.stderr); warnings.warn('thin paper')\n"
+ENDS = {"silent": f"{STRAY}if len(SEEN) > 250: os._exit(0)  # when it is timed", "loud": f"{SAID}os._exit(7)"}
 
 
 def test_a_kernel_that_ends_its_process_is_named_without_stray_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
-    (tmp_path / "ends.py").write_text(ENDS)
+    (tmp_path / "ends.py").write_text(HEAD + "".join(text("residual_forward", ENDS[v], v) for v in ENDS))
     size = ["--kernels", str(tmp_path / "ends.py"), "--model", "gpt2-tiny", "--sizes", "1x8", "--threads", "1"]
     said = {}
-    for variant in ("silent", "loud"):
+    for variant in ENDS:
         assert cli.main(["ab", "residual_forward", "vanilla", variant, *size, "--rounds", "6"]) == 1
         (said[variant],) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("cpuopt: "))
     assert re.search(r"its process ended with status 0 during 'ab', in residual_forward\[silent\] \(", said["silent"])

@@ -10,6 +10,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from test_timed import Clock
 
 import cpuopt
 from cpuopt import cli, ops
@@ -116,13 +117,6 @@ def test_a_model_without_the_op_is_refused_before_anything_is_loaded(monkeypatch
 def test_a_wrong_grid_is_refused(over, given, said):
     with pytest.raises(UserError, match=said):
         sweep.plan(ops.gelu_forward, over, given, TINY)
-
-
-class Clock:
-    now = 0
-
-    def __call__(self):
-        return self.now
 
 
 def test_warm_and_cold_trials_are_told_apart(monkeypatch):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bad import HEAD, text
 
 from cpuopt import cli, files, models, ops
 from cpuopt.check.cases import Case
@@ -314,10 +315,7 @@ def test_a_run_keeps_the_rules_that_it_began_with():
 
 
 def test_a_kernel_of_a_file_that_is_not_given_is_named():
-    Path("mine.py").write_text(
-        "from cpuopt import kernel, ops\n\n\n@kernel(ops.gelu_forward, 'mine', jit=False)\n"
-        "def gelu_forward(out, inp):\n    out[...] = 0\n"
-    )
+    Path("mine.py").write_text(HEAD + text("gelu_forward", "out[:] = 0"))
     files = (str(Path("mine.py").resolve()),)
     run(Child({("gelu_forward", "mine"): ("faster", 0.5)}), replace(SETTINGS, kernels=files))
     assert variants_of(files=files)[0]["gelu_forward", "h.0.mlp.c_fc"] == "mine"
@@ -350,10 +348,8 @@ def test_other_verbs_take_auto_for_the_default(capsys):
 
 # For real -------------------------------------------------------------------------------------------------------------
 
-FILE = """
-import time
-from cpuopt import kernel, ops
-from cpuopt.kernels.registry import KERNELS, Kernel
+SLOW = """
+from cpuopt.kernels.registry import Kernel
 
 kernel_of_the_package = KERNELS["gelu_forward", "optimized"]
 usual = kernel_of_the_package.function
@@ -365,15 +361,8 @@ def slow(out, inp):
 KERNELS["gelu_forward", "optimized"] = Kernel(
     ops.gelu_forward, "optimized", slow, make=kernel_of_the_package.make
 )
-
-@kernel(ops.gelu_forward, "mine", jit=False)
-def gelu_forward(out, inp):
-    usual(out, inp)
-
-@kernel(ops.gelu_forward, "wrong", jit=False)
-def gelu_forward(out, inp):
-    out[...] = inp
 """
+FILE = HEAD + SLOW + text("gelu_forward", "usual(out, inp)") + text("gelu_forward", "out[:] = inp", "wrong")
 
 
 COUNTED = """
