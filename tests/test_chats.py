@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import verbs
+from verbs import goes_on, ran
 
 from cpuopt import Choice, cli
 from cpuopt.comm.threads import Team
-from cpuopt.data.chats import encoded, load_chats, packed
+from cpuopt.data.chats import load_chats, packed
 from cpuopt.data.corpus import is_examples, load_corpus
 from cpuopt.data.forms import FORMATS, TurnEncoder
 from cpuopt.data.shapes import example_of, rows_of
@@ -158,14 +160,8 @@ SHAPES = {
     "text": ({"text": "plain", "label": False}, "plain"),
     "null columns": ({"messages": None, "prompt": "Q", "completion": "A", "text": None, "tools": None}, QA),
     "empty columns": ({**OPENAI, "prompt": "", "completion": "", "text": "", "tools": []}, QA),
-    "content in parts": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}, OPENAI["messages"][1]]},
-        QA,
-    ),
-    "role developer": (
-        {"messages": [{"role": "developer", "content": "S"}, *OPENAI["messages"]]},
-        [("system", "S", False), *QA],
-    ),
+    "content in parts": (chat(("user", [{"type": "text", "text": "Q"}]), ("assistant", "A")), QA),
+    "role developer": (chat(("developer", "S"), ("user", "Q"), ("assistant", "A")), [("system", "S", False), *QA]),
 }
 
 
@@ -204,16 +200,15 @@ def test_files_of_examples_are_recognized_by_their_content(file):
     name, content, where = file
     assert said_in(name, content) == [(line, QA) for line in where]
     assert is_examples(name)
+    sizes = {"vocab_size": 256, "T": 4, "B": 1}
     with pytest.raises(UserError, match=r"holds examples, and no text; .* a file whose name ends in .txt is text"):
-        load_corpus(name, vocab_size=256, T=4, B=1)
+        load_corpus(name, **sizes)
     Path("c.txt").write_bytes(Path(name).read_bytes())
     assert not is_examples("c.txt")
-    assert (
-        "'c.txt' begins as examples do; with a name in .jsonl" in load_corpus("c.txt", vocab_size=256, T=4, B=1).source
-    )
+    assert "'c.txt' begins as examples do; with a name in .jsonl" in load_corpus("c.txt", **sizes).source
 
 
-def test_parquet_is_read_as_the_lines_that_it_is_converted_to():
+def test_parquet_is_read_as_the_lines_that_it_is_converted_to(monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -226,10 +221,6 @@ def test_parquet_is_read_as_the_lines_that_it_is_converted_to():
     assert is_examples("c")
     Path("c.parquet").write_bytes(content[:-8])
     assert refused("", name="c.parquet").startswith("cannot read 'c.parquet': ")
-
-
-def test_without_its_library_parquet_says_what_to_install(monkeypatch):
-    Path("c.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused("'c.parquet', which is Parquet, needs the library pyarrow, ", name="c.parquet")
 
@@ -239,21 +230,12 @@ def test_without_its_library_parquet_says_what_to_install(monkeypatch):
     [
         ({"c.json": f"[{LINE},\n{LINE}"}, "'c.json', line 2: the list has no ']'; was the file cut short?"),
         ({"c.json": f"[{LINE},\n{LINE[:-3]}"}, "'c.json', line 2: it is no JSON (Expecting ',' delimiter at character"),
-        (
-            {"c.json": f"[{LINE}\n{LINE}]"},
-            "'c.json', line 2: '{\"messages\": [{\"role' follows an example; expected",
-        ),
-        (
-            {"c.json": f"[\n{LINE}]\n{LINE}"},
-            "'c.json', line 3: '{\"messages\": [{\"role' follows the list; expected",
-        ),
+        ({"c.json": f"[{LINE}\n{LINE}]"}, "'c.json', line 2: '{\"messages\": [{\"role' follows an example; expected"),
+        ({"c.json": f"[\n{LINE}]\n{LINE}"}, "'c.json', line 3: '{\"messages\": [{\"role' follows the list; expected"),
         ({"c.json": f"[\n{LINE},\n1]"}, "'c.json', line 3: it is a whole number; expected an object with 'messages',"),
         ({"c.json": '{"a": 1}'}, "'c.json', line 1: it has 'a'; expected 'messages', 'conversations',"),
         ({"c.json": "[]"}, "'c.*' has no example; expected a row for each"),
-        (
-            {"c.json": LINE, "c.txt": "a"},
-            "'c.*' matches examples, such as 'c.json', and text, such as 'c.txt'; give",
-        ),
+        ({"c.json": LINE, "c.txt": "a"}, "'c.*' matches examples, such as 'c.json', and text, such as 'c.txt'; give"),
     ],
 )
 def test_a_file_whose_rows_cannot_be_told_apart_is_named(files, words):
@@ -275,11 +257,7 @@ def test_json_of_another_kind_is_text_beside_texts():
     ("line", "words"),
     [
         ("{", "line 2: it is no JSON (Expecting property name"),
-        (
-            "hello",
-            "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', "
-            "'conversations', 'prompt' with 'completion', 'instruction' with 'output', or 'text', on one line",
-        ),
+        ("hello", "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', "),
         ("1", "line 2: it is a whole number; expected an object with 'messages', "),
         ('{"text": "a"} {"text": "b"}', 'it has more than one value: \'{"text": "b"}\'; expected one on each line'),
         ('{"text": "a", "text": "b"}', "'text' comes twice"),
@@ -292,10 +270,7 @@ def test_json_of_another_kind_is_text_beside_texts():
         ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 has the role"),
         (chat(("narrator", "a"), ("gpt", "b")), "message 1 has the role 'narrator'; expected system, user, assistant"),
         ({"text": " "}, "line 2: it is empty; expected a text"),
-        (
-            chat(("user", "a"), ("assistant", " ")),
-            "message 2, an answer, is empty: the model would learn to say nothing",
-        ),
+        (chat(("user", "a"), ("assistant", " ")), "message 2, an answer, is empty: the model would learn to say"),
         ({"prompt": "a", "completion": ""}, "message 2, an answer, is empty"),
         (weighed(0), "none of its 2 messages has a weight of 1, so nothing would count"),
         (weighed(0.5), "message 2 has the weight 0.5; expected 0 or 1"),
@@ -309,21 +284,15 @@ def test_json_of_another_kind_is_text_beside_texts():
         ({"prompt": "a", "completion": "b", "label": False}, "its 'label' is false, so the answer is not wanted"),
         ({"prompt": "a", "completion": "b", "images": ["c.png"]}, "it has 'images', which is not read: only text is"),
         (chat(("user", [{"type": "image_url"}]), ("assistant", "b")), "message 1 has a part of the type 'image_url'"),
-        (
-            {**chat(("assistant", "a")), "text": "b"},
-            "its messages and its text are two examples; leave",
-        ),
-        (
-            {"prompt": "a", "output": "b", "response": "c"},
-            "its prompt, response and its prompt, output are two",
-        ),
+        ({**chat(("assistant", "a")), "text": "b"}, "its messages and its text are two examples; leave"),
+        ({"prompt": "a", "output": "b", "response": "c"}, "its prompt, response and its prompt, output are two"),
         ({**chat(("system", "a"), ("assistant", "b")), "system": "c"}, "its 'system' and its first message are two;"),
         ({"prompt": "a", "completion": "\ud800"}, "half of a surrogate pair"),
         ({"instruction": "a", "input": 5, "output": "b"}, "'input' is 5; expected a text"),
         (weighed(True, name="masked"), "message 2 has 'masked', which is not read"),
         (weighed("user", name="from"), "message 2 has 'role' and 'from', which differ"),
         (chat(("user", "a"), ("gpt", [{"type": "text", "text": "b", "weight": 0}])), "has a part with 'weight'"),
-        ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),
+        ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),  # as PowerShell's UTF-16
     ],
 )
 def test_a_line_that_is_no_example_is_named(line, words):
@@ -333,11 +302,6 @@ def test_a_line_that_is_no_example_is_named(line, words):
     assert refused(words).startswith("'c.jsonl', line 2: ")
     assert cli.main(["train", "--model", "llama-tiny", "--data", "c.jsonl", "--steps", "1"]) == 2
     assert os.listdir(".") == ["c.jsonl"]
-
-
-def test_lines_in_another_encoding_are_refused():
-    Path("c.jsonl").write_bytes('{"text": "a"}\n{"text": "b"}\n'.encode("utf-16"))  # as PowerShell writes it
-    assert "line 1: " in refused("; expected a file in UTF-8")
 
 
 def test_what_is_cut_and_what_is_not_used_is_reported():
@@ -479,16 +443,15 @@ def test_show_prints_examples_with_what_counts_in_brackets(capsys):
 
 def test_show_prints_packed_rows(capsys):
     lines({"text": "abc"}, {"text": "defgh"}, {"text": "ijklmnopq"})
-    assert cli.main(["data", "show", "c.jsonl", "-T", "9", "--pack", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "data", "show", "c.jsonl", "-T", "9", "--pack")
     assert (found["packed"], found["rows"], found["packed_rows"]) == (True, 2, 2)
     assert [(e["row"], e["start"], e["where"][-1]) for e in found["shown"]] == [(1, 0, "3"), (2, 0, "2"), (2, 5, "1")]
     assert cli.main(["data", "show", "c.jsonl", "-T", "9", "--pack", "--limit", "1"]) == 0
     out = capsys.readouterr().out
     assert "row 1, from token 0: 'c.jsonl', line 3" in out
     assert "row 2" not in out
-    assert cli.main(["train", "--model", "llama-tiny", "--steps", "1", "--pack"]) == 2
-    assert "--pack: --data builtin is text, without examples; leave it out" in capsys.readouterr().err
+    said = verbs.refused(capsys, "train", "--model", "llama-tiny", "--steps", "1", "--pack")
+    assert "--pack: --data builtin is text, without examples; leave it out" in said
 
 
 SETTINGS = {"model": "llama-tiny", "data": "c.jsonl", "B": 2, "T": 64, "threads": 1, "variant": "vanilla"}
@@ -497,44 +460,19 @@ TRAIN = ["train", "--model", "llama-tiny", "-T", "64", "-B", "2", "--data", "c.j
 
 def test_a_run_trains_on_answers_only_and_validates_on_them(capsys):
     lines(*pairs(20))
-    assert cli.main([*TRAIN, "--steps", "2", "--val-every", "1", "--save-every", "2", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = ran(capsys, *TRAIN, "--steps", "2", "--val-every", "1", "--save-every", "2")
     assert set(result["val_loss"]) == {"0", "1", "2"}
-    run = next(path for path in os.listdir("runs"))
-    assert cli.main(["eval", "--init", f"runs/{run}", "--data", "c.jsonl", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "eval", "--init", result["path"], "--data", "c.jsonl")
     assert abs(found["loss"] - result["val_loss"]["2"]) < 1e-5
     assert found["data"] == "c.jsonl (val)"
-
-
-def losses(capsys, *flags):
-    assert cli.main([*TRAIN, "--val-every", "0", "--json", *flags]) == 0
-    capsys.readouterr()
-    (metrics,) = Path("runs").glob(f"*-{flags[-1]}/metrics.jsonl")
-    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines() if "loss" in line]
-
-
-def test_without_the_mask_the_loss_is_another(capsys, monkeypatch):
-    lines(*pairs(20))
-    answers = losses(capsys, "--steps", "2", "--run", "answers")
-    monkeypatch.setattr("cpuopt.data.chats.encoded", lambda *a: (encoded(*a)[0], [True] * len(encoded(*a)[0])))
-    everything = losses(capsys, "--steps", "2", "--run", "everything")
-    assert min(abs(a - b) for a, b in zip(answers, everything, strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize("how", [[], ["--pack"]], ids=["padded", "packed"])
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_that_of_an_uninterrupted_one(how, capsys):
     lines(*pairs(20))
-    losses(capsys, *how, "--steps", "12", "--save-every", "12", "--run", "whole")
-    losses(capsys, *how, "--steps", "5", "--save-every", "5", "--run", "parts")
-    (parts,), (whole,) = Path("runs").glob("*-parts"), Path("runs").glob("*-whole")
-    assert cli.main(["train", "--resume", str(parts), "--steps", "12"]) == 0
-    for name in ("params", "adam_m", "adam_v"):
-        one, two = (run / "checkpoints" / "step-00000012" / f"{name}.safetensors" for run in (parts, whole))
-        assert one.read_bytes() == two.read_bytes()
+    goes_on(capsys, Path(), *TRAIN, "--val-every", "0", *how, refused=["--epochs", "0"], said="--epochs 0")
     lines(*pairs(20)[:-1], {"prompt": "other", "completion": "line"})
-    assert cli.main(["train", "--resume", str(parts), "--steps", "13"]) == 2
-    assert "holds other text" in capsys.readouterr().err
+    assert "holds other text" in verbs.refused(capsys, "train", "--resume", "--runs", "cut", "--steps", "13")
 
 
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
@@ -606,19 +544,17 @@ def test_inputs_that_a_model_brings_have_no_epochs():
 
 def test_a_run_of_epochs_is_that_of_its_steps_and_goes_on_to_more(capsys):
     lines(*pairs(20))
-    losses(capsys, "--epochs", "2", "--save-every", "18", "--schedule", "linear", "--run", "epochs")
-    losses(capsys, "--steps", "18", "--save-every", "18", "--schedule", "linear", "--run", "steps")
-    (epochs,), (steps,) = Path("runs").glob("*-epochs"), Path("runs").glob("*-steps")
+    how = [*TRAIN, "--val-every", "0", "--save-every", "18", "--schedule", "linear"]
+    epochs, steps = (Path(ran(capsys, *how, *length)["path"]) for length in (["--epochs", "2"], ["--steps", "18"]))
     one, two = (run / "checkpoints" / "step-00000018" / "params.safetensors" for run in (epochs, steps))
     assert one.read_bytes() == two.read_bytes()
     config = json.loads((epochs / "config.json").read_text())
     assert (config["epochs"], config["steps"]) == (2, 18)
     assert cli.main(["train", "--config", str(epochs / "config.json"), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 18
-    for flags, n in ((["--epochs", "3"], 27), ([], 27), (["--steps", "28"], 28), ([], 28)):
+    for flags, n in ((["--epochs", "3"], 27), (["--steps", "28"], 28), ([], 28)):
         assert cli.main(["train", "--resume", str(epochs), *flags]) == 0
         assert f"{n} steps: {n / 9:.3g} epochs of 9 steps" in capsys.readouterr().out
-        assert len((epochs / "metrics.jsonl").read_text().splitlines()) >= n
     Path("own.toml").write_text("steps = 3\nepochs = 1\n")
     for flags, words in (
         (["--epochs", "2", "--steps", "3"], "--steps 3 with --epochs 2: expected one of them"),
@@ -626,5 +562,4 @@ def test_a_run_of_epochs_is_that_of_its_steps_and_goes_on_to_more(capsys):
         (["--epochs", "2", "--overfit"], "--epochs 2 with --overfit, which trains on one batch"),
         (["--epochs", "1", "--warmup-steps", "9"], "--warmup-steps 9: expected less than the 9 steps of the run"),
     ):
-        assert cli.main([*TRAIN, *flags]) == 2
-        assert words in capsys.readouterr().err
+        assert words in verbs.refused(capsys, *TRAIN, *flags)

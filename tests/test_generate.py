@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden.llama2c import draw
 from rich.console import Console
+from verbs import ran, refused
 
 from cpuopt import cli
 from cpuopt.data.tokenizers import Bytes
@@ -14,63 +16,117 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate import decoder as generate
 from cpuopt.generate.decoder import BLOCKS, Decoder, Sampler, read_bandwidth, text_of
-from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.models import PRESETS, llama
+from cpuopt.models.families import Qwen3
+from cpuopt.models.gpt2 import Config
 from cpuopt.report import console
 from cpuopt.weights import save_weights
 
 CONFIG = Config(2, 4, 64, 256, 100)
-IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 100)
+SCALING = {"rope_type": "llama3", "rope_factor": 8.0, "rope_original_positions": 16, "attention_bias": True}
+CONFIGS = {
+    "gpt2": CONFIG,
+    "tied": PRESETS["llama-tiny"],
+    "normed": Qwen3(96, 40, 56, 2, 6, 2, 12, 64, rope_theta=1e6),
+    "scaled": llama.Config(96, 36, 56, 1, 3, 1, 12, 64, **SCALING),
+}
+VARIANTS = ("vanilla", "optimized")
+pytestmark = pytest.mark.usefixtures("here")
 
 
-@pytest.fixture(scope="module")
-def whole():
+def ids_of(config):
+    return np.random.Generator(np.random.PCG64(1)).integers(0, config.vocab_size, config.block_size)
+
+
+IDS = ids_of(CONFIG)
+
+
+def forward_of(config):
     """The parameters, and the logits of all positions by one uncached forward."""
-    engine = Engine(GPT2(CONFIG), CONFIG.specs(1, 100), seed=3, train=False)
-    tokens = IDS[None].astype(np.int32)
+    engine = Engine(config.module(), config.specs(1, config.block_size), seed=3, train=False)
     for p in engine.parameters().values():
-        if p.ndim == 2:
-            p *= 8  # so that attention is not even
+        p *= 8 if p.ndim == 2 else 1  # so that attention is not even
+    tokens = ids_of(config)[None].astype(np.int32)
     engine.forward(tokens=tokens, targets=tokens)
     return {n: p.copy() for n, p in engine.parameters().items()}, engine.array(engine.program.outputs[1])[0].copy()
 
 
 @pytest.fixture(scope="module")
+def whole():
+    return forward_of(CONFIG)
+
+
+def decoder_of(config, parameters, **how):
+    decoder = Decoder(config, check=False, **how)
+    for name, p in decoder.parameters().items():
+        p[...] = parameters[name]
+    return decoder
+
+
+@pytest.fixture(scope="module")
 def decoders(whole):
-    made = {}
-    for variant in ("vanilla", "optimized"):
-        made[variant] = Decoder(CONFIG, variant=variant, check=False)
-        for name, p in made[variant].parameters().items():
-            p[...] = whole[0][name]
-    return made
+    return {variant: decoder_of(CONFIG, whole[0], variant=variant) for variant in VARIANTS}
 
 
-pytestmark = pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_cache_changes_no_logit(name):
+    """Token by token, behind a prompt of one, of some and of many tokens, and again from an earlier position."""
+    config = CONFIGS[name]
+    (parameters, logits), ids, T = forward_of(config), ids_of(config), config.block_size
+    scale = 1e-5 * np.abs(logits).max()
+    for decoder in (decoder_of(config, parameters, variant=variant) for variant in VARIANTS):
+        for prompt in (1, *(n + i for n in BLOCKS[1:] for i in (-1, 0, 1) if n + i <= T), T - 1):
+            decoder.restart()
+            for i, read in enumerate([ids[:prompt], *ids[prompt:, None]], start=prompt - 1):
+                assert np.abs(decoder.read(read) - logits[i]).max() < scale, (prompt, i)
+            with pytest.raises(UserError, match=rf"{T + 1} tokens do not fit in the context of {T}; take a shorter"):
+                decoder.read([1])
+            assert decoder.position == T
+        decoder.position = 20
+        assert np.abs(decoder.read(ids[20:30]) - logits[29]).max() < scale
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
-@pytest.mark.parametrize("prompt", [1, 2, *(T + i for T in BLOCKS[1:] for i in (-1, 0, 1)), 99])
-def test_the_cache_changes_no_logit(decoders, whole, variant, prompt):
-    decoder, logits = decoders[variant], whole[1]
-    decoder.restart()
-    scale = np.abs(logits).max()
-    assert np.abs(decoder.read(IDS[:prompt]) - logits[prompt - 1]).max() < 1e-5 * scale
-    for i in range(prompt, 100):
-        assert np.abs(decoder.read([IDS[i]]) - logits[i]).max() < 1e-5 * scale, i
-    assert decoder.position == 100
-    with pytest.raises(UserError, match="do not fit in the context of 100"):
-        decoder.read([1])
+def test_the_cache_has_the_heads_of_keys_and_the_length_that_is_asked_for():
+    config = CONFIGS["tied"]
+    parameters, _ = forward_of(config)
+    short, full = (decoder_of(config, parameters, variant="vanilla", context=n) for n in (20, None))
+    keys = next(b for b in short._blocks[1].loaded.calls if b.call.op.name == "gqa_decode").args[1]
+    assert keys.shape == (1, config.num_key_value_heads, 20 + 64, config.head_dim)
+    assert (short.context, full.context) == (20, 64)
+    assert np.array_equal(*(decoder.read(IDS[:20]) for decoder in (short, full)))
+    with pytest.raises(UserError, match=r"21 tokens do not fit in the context of 20; .* or a longer --context"):
+        short.read([1])
+    for n in (0, 65):
+        with pytest.raises(UserError, match=f"--context {n}: expected 1 to 64"):
+            Decoder(config, context=n)
 
 
-def test_few_tokens_take_the_kernels_that_stream_and_a_swap_wins():
-    def variants(T, **how):
-        calls = [*(d := Decoder(CONFIG, check=False, **how))._blocks[T].loaded.calls, *d._head]
-        return {b.kernel.variant for b in calls if b.call.op.name.startswith("matmul")}
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_tokens_take_the_kernels_that_stream_and_a_swap_wins(dtype):
+    def products(T, **how):
+        calls = [*(d := Decoder(CONFIG, check=False, dtype=dtype, **how))._blocks[T].loaded.calls, *d._head]
+        found = [b for b in calls if b.call.op.name.startswith("matmul")]
+        assert {b.call.types.get("weight", "float32") for b in found} == {dtype}
+        return {b.kernel.variant for b in found}
 
-    assert variants(1) == variants(8) == {"rows"}
-    assert variants(64) == {"optimized", "rows"}  # the head reads one row
-    assert variants(1, swaps=["matmul=vanilla"]) == variants(1, variant="vanilla") == {"vanilla"}
+    assert products(1) == products(8) == {"rows"}
+    assert products(64) == {"optimized", "rows"}  # the head reads one row
+    assert products(1, swaps=["matmul=vanilla"]) == {"vanilla"}
     with pytest.raises(UserError, match="does not use 'softmax'"):
         Decoder(CONFIG, swaps=["softmax=optimized"], check=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bits_do_not_depend_on_threads(whole, dtype):
+    large = Config(1, 4, 256, 4096, 64)  # of more bytes than one thread reads alone
+    drawn = draw(large.shapes(), 3)
+
+    def logits(threads):
+        decoder = decoder_of(CONFIG, whole[0], threads=threads, dtype=dtype)
+        found = [decoder.read(ids).tobytes() for ids in (IDS[:70], [7], [8])]
+        return [*found, decoder_of(large, drawn, threads=threads, dtype=dtype).read([1, 2, 3]).tobytes()]
+
+    assert logits(1) == logits(2) == logits(3)
 
 
 def test_the_roof_is_that_of_weights_which_no_cache_holds(decoders):
@@ -87,18 +143,6 @@ def test_tokens_that_are_none_are_refused(decoders, tokens):
         decoders["vanilla"].read(tokens)
 
 
-def test_the_bits_do_not_depend_on_threads(whole):
-    def logits(threads):
-        decoder = Decoder(CONFIG, threads=threads, check=False)
-        for name, p in decoder.parameters().items():
-            p[...] = whole[0][name]
-        return [decoder.read(IDS[:70]).copy(), decoder.read([7]).copy(), decoder.read([8]).copy()]
-
-    one = logits(1)
-    for n in (2, 4):
-        assert all(np.array_equal(a, b) for a, b in zip(one, logits(n), strict=True))
-
-
 # Sampling
 
 
@@ -111,27 +155,21 @@ def drawn(n=4000, **how):
     return {t: c / n for t, c in counts.items()}
 
 
-def test_at_temperature_1_the_models_distribution_is_drawn():
-    got = drawn()
-    assert all(abs(got[i] - p) < 0.03 for i, p in enumerate([0.1, 0.5, 0.15, 0.25]))
-
-
-def test_temperature_0_takes_the_likeliest_and_a_low_one_nearly_always():
-    assert drawn(temperature=0) == {1: 1.0}
-    assert drawn(temperature=0.2)[1] > 0.95
-    flat = drawn(temperature=1e6)
-    assert all(abs(p - 0.25) < 0.03 for p in flat.values())
-
-
-def test_top_k_and_top_p_leave_the_others_out():
-    assert drawn(top_k=1) == {1: 1.0}
-    two = drawn(top_k=2)
-    assert two.keys() == {1, 3}
-    assert abs(two[1] - 2 / 3) < 0.03
-    assert drawn(top_p=0.4).keys() == {1}
-    assert drawn(top_p=0.6).keys() == {1, 3}
-    assert drawn(top_p=0.76).keys() == {1, 3, 2}
-    assert drawn(top_k=3, top_p=0.99).keys() == {1, 3, 2}
+def test_what_is_drawn_follows_temperature_top_k_and_top_p():
+    for how, want in (
+        ({}, [0.1, 0.5, 0.15, 0.25]),
+        ({"temperature": 0}, [0, 1, 0, 0]),
+        ({"temperature": 1e6}, [0.25] * 4),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 2}, [0, 2 / 3, 0, 1 / 3]),
+        ({"top_p": 0.4}, [0, 1, 0, 0]),
+        ({"top_p": 0.6}, [0, 2 / 3, 0, 1 / 3]),
+        ({"top_p": 0.76}, [0, 5 / 9, 1.5 / 9, 2.5 / 9]),
+        ({"top_k": 3, "top_p": 0.99}, [0, 5 / 9, 1.5 / 9, 2.5 / 9]),
+    ):
+        got = drawn(**how)
+        assert got.keys() == {i for i, p in enumerate(want) if p}
+        assert all(abs(got.get(i, 0) - p) < 0.03 for i, p in enumerate(want))
 
 
 def test_a_seed_gives_the_same_choices():
@@ -183,18 +221,13 @@ def test_generate_prints_a_text_and_its_figures(whole, capsys):
     out, err = capsys.readouterr()
     assert out.startswith("abc")
     assert "tokens/s" in err
-    assert cli.main([*flags, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *flags)
     assert out == "abc" + found["text"] + "\n"
     assert (found["tokens"], len(found["ids"]), found["prompt_tokens"]) == (20, 20, 3)
     assert found["weight_bytes"] == 4 * (CONFIG.n_params - 100 * 64)
     assert found["share_of_roof"] is None  # so small a model lies in the caches
     assert found["first_token_ms"] > 0
     assert found["stopped"] == "max tokens"
-    assert cli.main([*flags, "--variant", "vanilla", "--json", "--temperature", "0"]) == 0
-    vanilla = json.loads(capsys.readouterr().out)["ids"]
-    assert cli.main([*flags, "--json", "--temperature", "0"]) == 0
-    assert json.loads(capsys.readouterr().out)["ids"] == vanilla
 
 
 def test_without_weights_a_preset_speaks_nonsense_by_its_seed(capsys):
@@ -209,14 +242,6 @@ def test_without_weights_a_preset_speaks_nonsense_by_its_seed(capsys):
     assert (found["tokens"], found["stopped"]) == (64, "context full")  # 1 and 63 fill it; one more is chosen, not read
     again, other = ids(1, "--threads", "1"), ids(2)
     assert found["ids"] == again["ids"] != other["ids"]
-
-
-def test_a_missing_vocabulary_says_what_to_do(capsys, monkeypatch):
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
-    assert cli.main(["generate", "--model", "gpt2-124M"]) == 2
-    err = capsys.readouterr().err
-    assert "data prepare" in err
-    assert "--tokenizer bytes" in err
 
 
 def test_what_came_before_an_interrupt_is_shown(capsys, monkeypatch):
@@ -238,15 +263,18 @@ def test_a_terminal_is_not_steered(capsys, monkeypatch):
     assert capsys.readouterr().out == "é\t\ufffd[2J\ufffd\ufffd\n"
 
 
-@pytest.mark.parametrize(
-    "flags", [["--max-tokens", "0"], ["--top-p", "2"], ["--init", "nowhere"], ["--prompt", "x" * 101]]
-)
-def test_generate_refuses(whole, capsys, flags):
+def test_generate_refuses(whole, capsys, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
     save_weights(Path("model"), CONFIG, whole[0].__getitem__)
-    assert cli.main(["generate", "--init", "model", *flags]) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith("cpuopt: ")
+    for flags in (["--max-tokens", "0"], ["--top-p", "2"], ["--prompt", "x" * 101], ["--tokenizer", "gpt2"]):
+        refused(capsys, "generate", "--init", "model", *flags)
+    said = refused(capsys, "generate", "--model", "gpt2-124M")
+    assert "data prepare" in said
+    assert "--tokenizer bytes" in said
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").touch()
+    for command in (["generate", "--init", "run"], ["convert", "run", "hf"]):
+        assert "has kept no weights; train with --save-every N" in refused(capsys, *command)
 
 
 def test_a_run_and_what_it_saves_know_their_tokenizer(capsys, monkeypatch):
@@ -264,22 +292,13 @@ def test_a_run_and_what_it_saves_know_their_tokenizer(capsys, monkeypatch):
     (run,) = Path("runs").iterdir()
     for where, tokenizer in ((str(run), "bytes"), ("saved", "bytes"), ("from-run", "bytes"), ("model.bin", None)):
         flags = ["generate", "--init", where, "--max-tokens", "30", "--prompt", "12", "--variant", "vanilla"]
-        assert cli.main([*flags, "--json"]) == (0 if tokenizer else 2)
-        out, err = capsys.readouterr()
         if tokenizer:
-            assert (json.loads(out)["tokenizer"], json.loads(out)["prompt_tokens"]) == ("bytes", 2)
+            found = ran(capsys, *flags)
+            assert (found["tokenizer"], found["prompt_tokens"]) == ("bytes", 2)
         else:
-            assert "--tokenizer bytes" in err
+            assert "--tokenizer bytes" in refused(capsys, *flags)
     assert cli.main([*flags, "--tokenizer", "bytes"]) == 0
     assert "the context of 16 tokens is full" in capsys.readouterr().err
-
-
-def test_a_tokenizer_that_is_none_is_refused(whole, capsys):
-    save_weights(Path("model"), CONFIG, whole[0].__getitem__, tokenizer="bytes")
-    config = Path("model/config.json")
-    config.write_text(config.read_text().replace('"bytes"', '["words"]'))
-    assert cli.main(["generate", "--init", "model"]) == 2
-    assert "cpuopt_tokenizer is ['words']; expected bytes or gpt2" in capsys.readouterr().err
 
 
 def test_what_top_p_leaves_out_unsorted_changes_nothing():
@@ -292,26 +311,3 @@ def test_what_top_p_leaves_out_unsorted_changes_nothing():
     assert {sampler.choose(logits) for _ in range(3000)} <= kept
     best = Sampler(top_k=3, top_p=0.999999)
     assert {best.choose(logits) for _ in range(300)} == set(order[:3].tolist())
-
-
-def test_a_run_that_kept_no_weights_says_how_to(capsys):
-    Path("run").mkdir()
-    Path("run/metrics.jsonl").touch()
-    for command in (["generate", "--init", "run"], ["convert", "run", "hf"]):
-        assert cli.main(command) == 2
-        assert "has kept no weights; train with --save-every N" in capsys.readouterr().err
-
-
-def test_eval_and_generate_run_no_wrong_kernel(whole, capsys, monkeypatch):
-    save_weights(Path("model"), CONFIG, whole[0].__getitem__)
-    Path("text.txt").write_text("abcdefgh" * 500)
-    Path("mine.py").write_text(
-        "from cpuopt import kernel, ops\n\n\n@kernel(ops.gelu_forward, 'bad', jit=False)\n"
-        "def gelu_forward(out, inp):\n    out[:] = inp\n"
-    )
-    for verb in (["generate", "--init", "model"], ["eval", "--init", "model", "--data", "text.txt", "-T", "16"]):
-        flags = ["--variant", "vanilla", "--kernels", "mine.py", "--swap", "gelu_forward=bad"]
-        assert cli.main([*verb, *flags]) == 1
-        out, err = capsys.readouterr()
-        assert not out
-        assert "gelu_forward[bad] is wrong, so nothing is run with it" in err

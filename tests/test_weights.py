@@ -3,7 +3,6 @@
 import json
 import os
 import struct
-import tracemalloc
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import safetensors.numpy
 from golden.params import make_params
 from hypothesis import given
 from hypothesis import strategies as st
+from test_hostile_files import taking
 
 from cpuopt import Choice, cli
 from cpuopt.engine import Engine
@@ -276,10 +276,8 @@ def test_the_largest_header_that_is_read_takes_little_time_and_memory(tmp_path):
     header = ("{" + ",".join(entries) + "}").encode()
     assert 0.9 * HEADER_LIMIT < len(header) <= HEADER_LIMIT
     (path := tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    tracemalloc.start()
-    file = TensorFile(path)
-    assert tracemalloc.get_traced_memory()[1] < 100e6
-    tracemalloc.stop()
+    with taking(100e6):
+        file = TensorFile(path)
     assert len(file.tensors) == 72_000
 
 
@@ -391,8 +389,5 @@ def test_a_number_beyond_the_limit_is_seen_wherever_it_stands(bad, at):
 
 def test_to_look_for_such_numbers_takes_no_memory():
     array = np.ones((1000, 1000), np.float32)
-    tracemalloc.start()
-    assert all_below(array)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < array.nbytes / 100
+    with taking(array.nbytes / 100):
+        assert all_below(array)
