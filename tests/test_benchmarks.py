@@ -40,3 +40,11 @@ def test_the_page_has_the_tables_of_its_records(name, monkeypatch):
     for path in (FOLDER / "records").glob(f"*/{name}*.json"):
         lines = "\n".join(table(json.loads(path.read_text())))
         assert lines in page, f"{path}: python benchmarks/{name}.py --show {path} prints what belongs there"
+
+
+def test_the_page_of_the_race_follows_from_its_records(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    race = script("benchmarks/race.py")
+    text, records = race.PAGE.read_text(), sorted(race.RECORDS.glob("race-*.json"))
+    other = text.replace(race.BEGIN, race.BEGIN + "\n12 times")
+    assert race.page(text, records) == race.page(other, records) == text != other

@@ -150,15 +150,6 @@ def test_the_shell_completes_the_last_word(capsys):
     assert made.stdout.splitlines() == [*COMPLETIONS.values()]
 
 
-def test_completion_says_what_it_needs(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert cli.main(["completion", "zsh"]) == 2
-    assert capsys.readouterr().err.strip() == (
-        "cpuopt: completion: its library is not installed; pip install 'cpuopt[completion]' "
-        "(in a clone: pip install -e '.[completion]')"
-    )
-
-
 # train
 
 

@@ -97,13 +97,6 @@ def test_an_example_runs_in_a_process_and_a_folder_of_its_own(tmp_path):
         PAGES.output(tmp_path / "wrong.py")
 
 
-def test_a_script_is_short():
-    most = {"search": 170}  # seven rewrites of a text
-    assert [p.name for p in EXAMPLES if len(p.read_text().splitlines()) > most.get(p.stem, 70)] == []
-    (mlp,) = (path for path in EXAMPLES if path.stem == "7_your_own_model")
-    assert len(mlp.read_text().splitlines()) < 45
-
-
 @pytest.fixture(scope="module")
 def search():
     """What the search defines, without its loop."""

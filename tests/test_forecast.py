@@ -193,8 +193,6 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(forecast, "available_bytes", lambda: 10_000)
     assert cli.main(flags) == 2
     assert "are available; no B and T fit" in capsys.readouterr().err
-    assert cli.main(["train", "--dry-run", "--resume"]) == 2
-    assert "--dry-run: plans a new run" in capsys.readouterr().err
 
 
 QUESTIONS = Path(__file__).parents[1] / "examples" / "questions.jsonl"

@@ -4,9 +4,7 @@ from math import cos, pi, sqrt
 
 import pytest
 
-from cpuopt.errors import UserError
 from cpuopt.train.schedule import SCHEDULES, rate
-from cpuopt.train.settings import Settings
 
 
 def rates(name, steps, warmup=0, peak=1.0, end=0.0):
@@ -27,6 +25,9 @@ def test_cosine():
 
 
 def test_wsd_falls_in_the_last_fifth():
+    got = rates("wsd", 10, warmup=8)  # the fewest
+    assert got == sorted(got[:8]) + sorted(got[8:], reverse=True)
+    assert got[-1] < max(got)
     assert rates("wsd", 20) == pytest.approx([1] * 16 + [1, 1 - sqrt(0.25), 1 - sqrt(0.5), 1 - sqrt(0.75)])
 
 
@@ -37,25 +38,3 @@ def test_every_schedule_warms_up_to_its_peak_and_never_leaves_its_bounds(name):
     assert got[9] == got[10] == 0.5
     assert all(0.05 <= x <= 0.5 for x in got[10:])
     assert sorted(got[10:], reverse=True) == got[10:]
-
-
-@pytest.mark.parametrize(
-    ("steps", "warmup", "words"),
-    [
-        (10, 8, ""),
-        (9, 0, "--schedule wsd: the last fifth of 9 steps is too short to decay; take 10 or more, or linear"),
-        (1, 0, "--schedule wsd: the last fifth of 1 steps is too short"),
-        (20, 17, "--warmup-steps 17: expected 16 at most, behind which wsd decays"),
-        (20, 20, "--warmup-steps 20: expected less than the 20 steps of the run"),
-    ],
-)
-def test_wsd_that_could_not_rise_stay_and_fall_is_refused(steps, warmup, words):
-    settings = Settings(schedule="wsd", steps=steps, warmup_steps=warmup)
-    if words:
-        with pytest.raises(UserError, match=f"^{words}"):
-            settings.check()
-        return
-    settings.check()
-    got = rates("wsd", steps, warmup)
-    assert got == sorted(got[:warmup]) + sorted(got[warmup:], reverse=True)
-    assert got[-1] < max(got)

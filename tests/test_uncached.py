@@ -182,12 +182,6 @@ def test_samples_that_cannot_be_are_refused_before_compiling(capsys, monkeypatch
     assert not Path("runs").exists()
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_compiling(capsys, monkeypatch):
-    monkeypatch.setattr(job, "Engine", lambda *args, **more: pytest.fail("is built and compiled"))
-    flags = ["--model", "gpt2-tiny", "-T", "8", "--sample-every", "1", "--prompt", "x" * 100]
-    assert "do not fit in the context of 64" in refused(capsys, "train", *flags)
-
-
 class Counts(nn.Module):
     def __init__(self):
         self.wte = nn.Embedding(30, 16)

@@ -44,11 +44,11 @@ def _here(tmp_path, measured, monkeypatch):
 
 
 @pytest.fixture
-def run(capsys):
-    """Run a command as a process of its own would, and return its exit status and what it printed."""
+def anew():
+    """Forget what files have defined, as a process of its own does not know it."""
     every, kernels, path = dict(ops.ALL), dict(registry.KERNELS), list(sys.path)
 
-    def command(*words):
+    def anew():
         for there, before in (ops.ALL, every), (registry.KERNELS, kernels):
             there.clear()
             there.update(before)
@@ -57,6 +57,16 @@ def run(capsys):
             sys.modules.pop(name, None)
         linecache.checkcache()
         importlib.invalidate_caches()
+
+    return anew
+
+
+@pytest.fixture
+def run(capsys, anew):
+    """Run a command as a process of its own would, and return its exit status and what it printed."""
+
+    def command(*words):
+        anew()
         capsys.readouterr()
         status = cli.main(list(words))
         said = capsys.readouterr()
@@ -222,53 +232,26 @@ def test_a_file_that_fails_leaves_nothing_behind():
         cpuopt.kernels.load_all(["mine.py"])
 
 
-def test_an_edited_file_beside_is_followed(tmp_path):
-    Path("helper.py").write_text(HELPER.format(body="x + x"))
-    Path("mine.py").write_text(USER)
-    mine = str(tmp_path / "mine.py")
-    cpuopt.kernels.load_all(["mine.py"])
-    before = cpuopt.kernels.registry.KERNELS["scale_forward", "mine"]
-    with Child("cpuopt.check.worker", [mine]) as child:
-        gate.require_loadable(child)
-        assert sorted(Path(f).name for f in child.files) == ["helper.py", "mine.py"]
-    with Child("cpuopt.check.worker", [mine]) as child:
-        gate.require_loadable(child)
-        assert child._worker is None  # known to load
-        assert gate.in_file(before, child)
-    for name in ("mine", "helper"):
-        del sys.modules[name]
-    registry.KERNELS.pop(("scale_forward", "mine"))
-    Path("helper.py").write_text(HELPER.format(body="x * x"))
-    linecache.checkcache()
-    with Child("cpuopt.check.worker", [mine]) as child:
-        gate.require_loadable(child)
-        assert child._worker is not None
-    cpuopt.kernels.load_all(["mine.py"])
-    after = registry.KERNELS["scale_forward", "mine"]
-    keys = {gate.key_of(k, cache.digest(k.function), Case({"N": 3}), 1) for k in (before, after)}
-    assert len(keys) == 2
-
-
-def test_a_judgement_is_forgotten_when_the_op_itself_changes():
-    """The variant's code is the same; what it is compared with is not."""
-    keys = []
-    for body in ("x * x", "x + x"):
-        Path("relu2.py").write_text(RELU2.replace("x * x", body))
-        Path("mine.py").write_text(
-            "from relu2 import relu2\nfrom cpuopt import kernel\n\n\n"
-            '@kernel(relu2.forward, "mine")\ndef relu2_forward(out, inp):\n    for i in range(len(out)):\n'
-            "        out[i] = inp[i]\n"
-        )
-        linecache.checkcache()
-        importlib.invalidate_caches()
+@pytest.mark.parametrize(
+    ("beside", "texts", "op", "mine"),
+    [
+        ("helper.py", [HELPER.format(body=body) for body in ("x + x", "x * x")], "scale_forward", USER),
+        ("relu2.py", [RELU2, RELU2.replace("x * x", "x + x")], "relu2_forward", FAST),  # to which it is held
+    ],
+)
+def test_a_judgement_is_forgotten_when_a_file_beside_changes(anew, tmp_path, beside, texts, op, mine):
+    file, keys = tmp_path / "mine.py", set()
+    file.write_text(mine)
+    for text in texts:
+        anew()
+        Path(beside).write_text(text)
+        for known in (False, True):
+            with Child("cpuopt.check.worker", [str(file)]) as child:
+                gate.require_loadable(child)
+                assert known == (child._worker is None)
+                assert known or sorted(Path(f).name for f in child.files) == [*sorted(["mine.py", beside])]
         cpuopt.kernels.load_all(["mine.py"])
-        kernel = registry.KERNELS["relu2_forward", "mine"]
-        keys.append(gate.key_of(kernel, cache.digest(kernel.function), Case({"N": 3}), 1))
-        for name in ("relu2", "mine"):
-            del sys.modules[name]
-        for name in ("relu2_forward", "relu2_backward"):
-            del ops.ALL[name]
-        for key in [k for k in registry.KERNELS if k[0].startswith("relu2")]:
-            del registry.KERNELS[key]
-    assert all(keys)
-    assert keys[0] != keys[1]
+        kernel = registry.KERNELS[op, "mine"]
+        assert gate.in_file(kernel, child)
+        keys.add(gate.key_of(kernel, cache.digest(kernel.function), Case({"N": 3}), 1))
+    assert len(keys) == 2
