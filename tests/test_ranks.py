@@ -121,39 +121,6 @@ def test_a_rank_keeps_the_states_of_its_slice_alone(size):
     assert max(kept) <= 2 * (parameters / size + len(pass_.buckets_of(engines[0].program, 1)) * ops.BLOCK)
 
 
-def leaf_sums(n):
-    """The sum of n leaves as nested pairs, as the plan of one rank makes it."""
-    places = {}
-    for i, leaf in enumerate(tree.leaves(n)):
-        places[leaf.target] = i
-        for to, by in leaf.sums:
-            pair = places[to], places.pop(by)
-            places[to] = frozenset(pair)
-    assert list(places) == [tree.OWN], "the sum of all ends up in the gradients"
-    return places[tree.OWN]
-
-
-def rank_sums(size, rank, leaves):
-    places = dict(enumerate(leaves))
-    for to, by in tree.across(size, rank):
-        places[to] = frozenset((places[to], places.pop(by)))
-    assert list(places) == [rank], "the sum ends up on the rank that owns the slice"
-    return places[rank]
-
-
-def shifted(node, by):
-    return frozenset(shifted(x, by) for x in node) if isinstance(node, frozenset) else node + by
-
-
-def test_every_number_of_ranks_makes_the_same_tree():
-    for M in range(1, 33):
-        for W in (w for w in range(1, M + 1) if tree.divides(w, M)):
-            share = leaf_sums(M // W)
-            parts = [shifted(share, r * (M // W)) for r in range(W)]
-            for rank in range(W):
-                assert rank_sums(W, rank, parts) == leaf_sums(M), (M, W, rank)
-
-
 def test_only_ranks_that_have_whole_subtrees_divide_a_step():
     assert [w for w in range(1, 13) if tree.divides(w, 12)] == [1, 3, 6, 12]
     assert [w for w in range(1, 9) if tree.divides(w, 8)] == [1, 2, 4, 8]

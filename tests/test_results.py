@@ -1,4 +1,4 @@
-"""docs/results/ and README's chart follow from benchmarks/records/, and `make results` says what is missing."""
+"""docs/results/ and README's chart follow from benchmarks/records/."""
 
 import json
 import shutil
@@ -76,13 +76,3 @@ def test_readmes_sentence_has_the_figures_of_the_results_page(results, copy, cap
     assert results.main(["--check"]) == 1
     said = capsys.readouterr().err
     assert all(text in said for text in ("README.md is out of date", "xeon.md has no records"))
-
-
-def test_what_is_missing_is_said_before_anything_is_measured(results, copy, tmp_path):
-    with pytest.raises(SystemExit, match=r"has no PyTorch\. 'make .*' installs it.*make results PEERS="):
-        results.main(["--measure", "--peer-python", str(tmp_path / "none" / "python")])
-    torch = tmp_path / "python"
-    torch.write_text("#!/bin/sh\nexit 0\n")
-    torch.chmod(0o755)
-    with pytest.raises(SystemExit, match=r"--llmc .*train_gpt2: there is no such program"):
-        results.main(["--measure", "--peer-python", str(torch), "--llmc", str(tmp_path / "train_gpt2")])
