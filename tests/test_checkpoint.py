@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from listening import KilledError, Listener, die, raising
 from small_runs import FLAGS, command, only, prepare, run, steps_of, wait_for_steps
+from verbs import ran, refused
 
 from cpuopt import cli, files
 from cpuopt.data import batches
@@ -445,8 +446,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(name, capsys):
         assert (summary["interrupted"], summary["steps"]) == (True, done)
         assert json.loads(out) == {**summary, "path": str(only())}
     steps = str(done + 8)
-    assert cli.main(["train", "--resume", "--steps", steps, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == done + 8
+    assert ran(capsys, "train", "--resume", "--steps", steps)["steps"] == done + 8
     assert cli.main([*first, "--steps", steps, "--runs", "whole"]) == 0
     one, two = content(only(), done + 8), content(only("whole"), done + 8)
     assert {n: one[n] for n in (*TENSORS, "main.log")} == {n: two[n] for n in (*TENSORS, "main.log")}
@@ -459,8 +459,7 @@ def test_the_command_line_passes_over_a_bad_checkpoint_and_says_so(two, capsys):
     assert "passed over a checkpoint" in err
     assert "adam_v.safetensors" in err
     assert "goes on after step 5" in out
-    assert cli.main(["train", "--resume", two.name, "--lr", "3"]) == 2
-    assert "the run has lr 0.01, not 3.0" in capsys.readouterr().err
+    assert "the run has lr 0.01, not 3.0" in refused(capsys, "train", "--resume", two.name, "--lr", "3")
     assert cli.main(["train", "--resume", "nowhere"]) == 2
     assert cli.main(["train", "--resume", "--runs", "nowhere"]) == 2
 

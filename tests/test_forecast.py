@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import ran, refused
 
 from cpuopt import cli, models, ops
 from cpuopt.errors import UserError
@@ -178,8 +179,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda n, say: ROOFS)
     flags = ["train", "--dry-run", "--model", "llama-tiny", "-T", "16", "--threads", "1", "--steps", "30"]
-    assert cli.main([*flags, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *flags)
     assert found["fits"]
     assert found["step_ms"] > 0
     assert found["seconds"] == pytest.approx(
@@ -191,8 +191,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsy
     assert "started now, it ends 2" in text
     assert not [*tmp_path.iterdir()]
     monkeypatch.setattr(forecast, "available_bytes", lambda: 10_000)
-    assert cli.main(flags) == 2
-    assert "are available; no B and T fit" in capsys.readouterr().err
+    assert "are available; no B and T fit" in refused(capsys, *flags)
 
 
 QUESTIONS = Path(__file__).parents[1] / "examples" / "questions.jsonl"

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from verbs import SQUARES, strict
+from verbs import SQUARES, ran, strict
 
 from cpuopt import cli
 from cpuopt.engine import Engine
@@ -496,8 +496,7 @@ def test_train_and_profile_write_reports(here, monkeypatch, capsys):
     Path("text.txt").write_text(SQUARES)
     small = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
     small += ["--steps", "3"]
-    assert cli.main(["profile", *small, "--html", "p.html", "--json"]) == 0
-    profile, tree = json.loads(capsys.readouterr().out), read(Path("p.html").read_text())
+    profile, tree = ran(capsys, "profile", *small, "--html", "p.html"), read(Path("p.html").read_text())
     cells = [td.attrs["data-value"] for td in tree.one("table", id="ops-table").all("td", class_="number")]
     assert repr(profile["ops"][0]["ms"]) in cells
     assert "loss" not in [s.attrs["id"] for s in tree.all("section")]

@@ -1,12 +1,10 @@
 """Weights in bfloat16 alone: what is stored so, how a step rounds them, and that nothing else changes the bits."""
 
-import json
-
 import numpy as np
 import pytest
 from test_bf16 import batches, built_of, engine_of, losses_of, weights_of
 from test_optimizers import HALF, NEW
-from verbs import goes_on
+from verbs import goes_on, ran, refused
 
 from cpuopt import cli, ops
 from cpuopt.comm.threads import Team
@@ -152,8 +150,9 @@ def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys,
     said = "the run has moments 'bf16', not 'float32'"
     one = goes_on(capsys, tmp_path, *flags, refused=["--moments", "float32"], said=said)
     assert {t.dtype for t in TensorFile(one / "adam_m.safetensors").tensors.values()} == {"BF16"}
-    assert cli.main(["train", "--resume", str(one.parent.parent), "--steps", "11", "--weights", "float32"]) == 2
-    assert "the run has weights 'bf16', not 'float32'" in capsys.readouterr().err
+    assert "the run has weights 'bf16', not 'float32'" in refused(
+        capsys, "train", "--resume", str(one.parent.parent), "--steps", "11", "--weights", "float32"
+    )
     tensors = TensorFile(one / checkpoint.PARAMS).tensors
     assert {t.dtype for n, t in tensors.items() if n.endswith("c_fc.weight")} == {"BF16"}
     assert {t.dtype for n, t in tensors.items() if ".ln_" in n or "wpe" in n} == {"F32"}
@@ -164,5 +163,4 @@ def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys,
         assert x.dtype == F32
         assert (x == saved.read(name)).all()
     capsys.readouterr()
-    assert cli.main(["eval", "--init", str(one.parent.parent), "-T", "16", "--limit", "2", "--json"]) == 0
-    assert np.isfinite(json.loads(capsys.readouterr().out)["loss"])
+    assert np.isfinite(ran(capsys, "eval", "--init", str(one.parent.parent), "-T", "16", "--limit", "2")["loss"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import ran, refused
 
 from cpuopt import cli
 from cpuopt.train import checkpoint, trainer
@@ -75,8 +76,7 @@ def test_a_resumed_run_keeps_its_patience_and_its_best(train, capsys):
     flags = ["--patience", "3", "--keep-best"]
     train("--steps", "4", *flags, "--save-every", "4", "--keep", "1")
     assert kept() == [2, 4]
-    assert cli.main(["train", "--resume", "--steps", "7", "--save", "best", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "train", "--resume", "--steps", "7", "--save", "best")
     assert (found["steps"], found["best_step"]) == (5, 2)
     assert kept() == [2, 5]
 
@@ -95,11 +95,9 @@ def test_the_last_weights_do_not_pass_for_the_best(train, capsys):
 
 
 def test_it_needs_something_to_validate_on(capsys):
-    assert cli.main([*RUN, "--patience", "2", "--val-every", "0"]) == 2
-    assert "--patience: expected with --val-every N" in capsys.readouterr().err
+    assert "--patience: expected with --val-every N" in refused(capsys, *RUN, "--patience", "2", "--val-every", "0")
     Path("c.jsonl").write_text('{"text": "a"}\n')
-    assert cli.main([*RUN, "--keep-best"]) == 2
-    assert "--keep-best: the data have nothing held out" in capsys.readouterr().err
+    assert "--keep-best: the data have nothing held out" in refused(capsys, *RUN, "--keep-best")
     assert not os.path.exists("runs")
 
 

@@ -1,7 +1,6 @@
 """A table of faults: a command, what is wrong, the one line that says so, and the status; nothing is written."""
 
 import itertools
-import json
 import os
 import re
 import shlex
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_hostile_records import NASTY
-from verbs import ROOT, SQUARES
+from verbs import ROOT, SQUARES, ran
 
 from cpuopt import cli, ops
 from cpuopt.data.corpus import write_tokens
@@ -413,8 +412,7 @@ def test_trying_a_place_for_records_leaves_nothing():
 @pytest.mark.parametrize("there", [2_300_000_000, 2_020_000_000])
 def test_too_little_memory_names_sizes_that_fit(told, capsys, monkeypatch, there):
     def arena_bytes(*flags):
-        assert cli.main(["program", "--json", "--model", "gpt2-124M", *flags]) == 0
-        return json.loads(capsys.readouterr().out)["plan"]["arena"]
+        return ran(capsys, "program", "--model", "gpt2-124M", *flags)["plan"]["arena"]
 
     monkeypatch.setattr(arena, "available_bytes", lambda: there)
     monkeypatch.setattr(arena, "Arena", lambda size: pytest.fail("an arena was made"))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numba import prange
+from verbs import ran
 
 from cpuopt import cli, models
 from cpuopt.building import BuildOptions, build
@@ -368,14 +369,12 @@ def test_roofs_that_cannot_be_kept_are_given_all_the_same(tmp_path, monkeypatch,
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "file"))
     with pytest.warns(CacheWarning, match=r"file/machine: it keeps nothing, .*Not a directory"):
         assert machine.roofs(2) == ROOFS
-    assert cli.main(["machine", "--threads", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "machine", "--threads", "1")
     assert (found["roofs"]["1"]["gflops"], found["file"]) == (ROOFS.gflops, None)
     assert cli.main(["machine", "--threads", "1"]) == 0
     assert "not kept: the next command measures again" in capsys.readouterr().out
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "other"))
-    assert cli.main(["machine", "--threads", "1", "--json"]) == 0
-    assert Path(json.loads(capsys.readouterr().out)["file"]).is_file()
+    assert Path(ran(capsys, "machine", "--threads", "1")["file"]).is_file()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "roofs": {"2": {}}}'])
@@ -410,8 +409,7 @@ def test_threads_that_share_cores_are_named_though_the_system_hides_it(monkeypat
 
 @pytest.mark.usefixtures("runs")
 def test_the_verb(capsys):
-    assert cli.main(["machine", "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+    content = ran(capsys, "machine")
     assert content["measured_now"] == [1, 2, 4]
     assert from_json(Roofs, content["roofs"]["2"]) == ROOFS
     assert content["noise"].keys() >= {"others_cores", "load_average", "mhz", "quota_cores"}
