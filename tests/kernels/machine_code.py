@@ -1,10 +1,14 @@
 """The machine code of kernels, as text."""
 
 import importlib.util
+import pickle
 from functools import cache
 from pathlib import Path
 
-from cpuopt.kernels.compile import jit
+import llvmlite.binding as llvm
+
+from cpuopt.kernels.compile import entries, jit
+from cpuopt.kernels.compile.dependencies import Walk
 from cpuopt.kernels.registry import KERNELS
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "targets.py"
@@ -20,3 +24,13 @@ def assembly(op: str, variant: str = "optimized") -> str:
     kernel.compile()
     library = kernel.function.overloads[jit.signature_of(kernel)].library
     return str(library.codegen._tm.emit_assembly(library._get_module_for_linking()))
+
+
+def symbols(op: str, variant: str) -> str:
+    """The names that the object code in the kernel's entry defines and calls, one a line."""
+    kernel = KERNELS[op, variant]
+    kernel.compile()
+    key = kernel.function._cache.key(jit.signature_of(kernel), Walk(kernel.function))
+    (_, _, (code, *_)), *_ = pickle.loads(entries.read(entries.folder_in_use(), key))
+    sections = llvm.ObjectFileRef.from_data(code).sections()
+    return b"".join(s.data() for s in sections if s.name() == b".strtab").replace(b"\0", b"\n").decode()

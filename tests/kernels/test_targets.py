@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import pytest
 from machine_code import foreign
@@ -18,41 +20,44 @@ from machine_code import foreign
 from cpuopt import cli
 from cpuopt.errors import UserError
 from cpuopt.kernels.toolkit import simd
-from cpuopt.kernels.toolkit.micro import host, targets
+from cpuopt.kernels.toolkit.micro import InstructionSet, avx2, avx512, blocking, host, neon, plain, targets
 from cpuopt.kernels.toolkit.micro.targets import TARGETS
 from cpuopt.lab import targets as reader
 
 F32 = np.float32
-WIDTHS = {
-    "haswell": 8,
-    "znver3": 8,
-    "znver4": 16,
-    "sapphirerapids": 16,
-    "graniterapids": 16,
-    "neoverse-v2": 4,
-    "apple-m1": 4,
-}
+WIDTHS = dict(zip(TARGETS, (8, 8, 16, 16, 16, 4, 4), strict=True))
 
 
 FOREIGN = ("haswell", "znver4", "neoverse-v2")
 """A machine of each width."""
 
 
-def hot(name: str) -> reader.ForeignLoop:
-    """The loop of a machine's micro-kernel, of its tallest tile."""
+def hot(name: str, fewer: int = 0) -> reader.ForeignLoop:
+    """The loop of a machine's micro-kernel, of its tallest tile or of fewer rows."""
     target = TARGETS[name]
     tile = host.choose(target.features)
-    text = foreign.machine_code(tile, tile.rows, target.triple, target.name)
+    text = foreign.machine_code(tile, tile.rows - fewer, target.triple, target.name)
     return max(reader.loops(text, target), key=lambda v: v.fmas)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_tile_of_each_machine_stays_in_registers(name: str) -> None:
-    loop, tile = hot(name), host.choose(TARGETS[name].features)
-    assert (loop.width, loop.fmas, loop.spills) == (WIDTHS[name], 2 * tile.rows * tile.vectors, 0)
+def test_the_tile_of_each_machine_stays_in_registers_and_fills_them(name: str) -> None:
+    tile = host.choose(TARGETS[name].features)
+    for fewer in (0, 1, tile.rows - 1):
+        loop, rows = hot(name, fewer), tile.rows - fewer
+        assert (loop.width, loop.fmas, loop.spills) == (WIDTHS[name], 2 * rows * tile.vectors, 0)
+        if WIDTHS[name] > 4:
+            assert loop.loads == 2 * (rows + tile.vectors)
+            assert not any("call" in line for line in loop.lines)
+            # else each row's address is had from the one before: a chain longer than the multiply-adds
+            moves = sum(bool(re.match(r"\s*(?:add|lea)q\s", line)) for line in loop.lines)
+            assert moves <= 2 * (1 + -(-tile.rows // blocking.POINTED)) + 1
+        else:  # a float that is loaded into all lanes takes a pipe of the multiply-adds
+            assert not any("ld1r" in line for line in loop.lines)
+    loop = hot(name)
     assert loop.instructions <= 2.1 * loop.fmas
-    assert loop.loads == 2 * (tile.rows + tile.vectors) - 2 * (WIDTHS[name] == 4)  # NEON loads two vectors in one
     assert loop.limit == loop.fmas / TARGETS[name].pipes
+    assert hot(name, -1).spills or WIDTHS[name] == 4  # of which ARM's tile has a register left
 
 
 @pytest.mark.skipif(not shutil.which(reader.MCA), reason="llvm-mca is optional")
@@ -126,13 +131,51 @@ def test_the_tile_of_each_machine_is_right_here(name: str) -> None:
         np.testing.assert_allclose(c, want, rtol=1e-5)  # what lies around the tile is as it was
 
 
-def test_the_environment_chooses_the_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("features", "shape"),
+    [
+        ({"sse2", "avx2", "fma", "avx512f"}, (14, 2, 16)),
+        ({"avx2", "fma"}, (6, 2, 8)),
+        ({"neon"}, (14, 2, 4)),
+        ({"sse2"}, (4, 2, 4)),
+        ({"avx2"}, (4, 2, 4)),
+    ],
+    ids=str,
+)
+def test_features_choose_the_tile(features: set[str], shape: tuple[int, int, int]) -> None:
+    found = host.choose(frozenset(features))
+    assert (found.rows, found.vectors, found.lanes) == shape
+
+
+@pytest.mark.parametrize("found", [avx512.SET, avx2.SET, neon.SET, plain.SET], ids=lambda found: found.name)
+def test_a_tile_fills_the_registers_and_the_pipes(found: InstructionSet) -> None:
+    used = found.rows * found.vectors + found.vectors + 1 + found.spare
+    assert used <= found.registers < used + found.vectors
+    assert found.rows * found.vectors >= 8
+
+
+def test_the_environment_chooses_the_tile_and_numbas_settings_else(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, lanes in WIDTHS.items():
         monkeypatch.setenv(targets.VARIABLE, name)
         assert host.choose(host.features()).lanes == lanes
     monkeypatch.setenv(targets.VARIABLE, "znver33")
     with pytest.raises(UserError, match="did you mean 'znver3'"):
         host.features()
+    monkeypatch.delenv(targets.VARIABLE)
+    for name, features, lanes in (("x86-64-v4", "", 16), ("generic", "", 4), ("generic", "+avx2,+fma,-avx512f", 8)):
+        monkeypatch.setattr(numba.config, "CPU_NAME", name)
+        monkeypatch.setattr(numba.config, "CPU_FEATURES", features)
+        assert host.choose(host.features()).lanes == lanes
+
+
+@pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.1.0"])
+def test_every_arm_has_neon_whatever_llvm_can_read(monkeypatch: pytest.MonkeyPatch, triple: str) -> None:
+    monkeypatch.setattr(host.llvm, "get_process_triple", lambda: triple)
+    monkeypatch.setattr(host.llvm, "get_host_cpu_features", dict)
+    found = host.choose(host.features())
+    assert (found.lanes, found.rows, found.dot) == (4, 14, None)
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert host.choose(host.features()) == found
 
 
 KERNEL = """
