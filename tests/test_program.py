@@ -1,4 +1,4 @@
-"""Tracing, the check of a program, and its text.
+"""Tracing, the check of a program, and its text, which has all calls, layers, shapes and gradients.
 
 The texts of a one-block GPT-2, and of a one-block Llama with all rewrites, are kept in ``golden/``. To write them anew
 after a change that is meant::
@@ -11,38 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden.params import param_shapes
 
 from cpuopt import functional as F
 from cpuopt import nn, ops
 from cpuopt.building import build
 from cpuopt.errors import UserError
 from cpuopt.models import parse, specs
-from cpuopt.models.gpt2 import GPT2, PRESETS, Config
+from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.nn.trace import tracing
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import Call, Program
 
 GOLDEN = Path(__file__).parent / "golden"
 ONE_BLOCK = Config(n_layer=1, n_head=3, n_embd=12, vocab_size=20, block_size=10)
-TINY = PRESETS["gpt2-tiny"]
-
-BLOCK = [
-    ("h.0.ln_1", "layernorm_forward"),
-    ("h.0.attn.c_attn", "matmul_forward"),
-    ("h.0.attn", "attention_forward"),
-    ("h.0.attn.c_proj", "matmul_forward"),
-    ("h.0", "residual_forward"),
-    ("h.0.ln_2", "layernorm_forward"),
-    ("h.0.mlp.c_fc", "matmul_forward"),
-    ("h.0.mlp", "gelu_forward"),
-    ("h.0.mlp.c_proj", "matmul_forward"),
-    ("h.0", "residual_forward"),
-]
 
 
-def gpt2(config=TINY, B=2, T=8, **kw):
-    return build(GPT2(config), specs(B, T), **kw).program
+def gpt2(T=8):
+    return build(GPT2(ONE_BLOCK), specs(2, T)).program
 
 
 def fails(match, function, *args, **kwargs):
@@ -53,49 +38,6 @@ def fails(match, function, *args, **kwargs):
 
 
 # Tracing
-
-
-def test_gpt2_makes_these_calls_in_these_layers():
-    second = [(layer.replace("h.0", "h.1"), op) for layer, op in BLOCK]
-    head = [("ln_f", "layernorm_forward"), ("lm_head", "matmul_forward"), ("loss", "cross_entropy_forward")]
-    calls = [(c.layer, c.op.name) for c in gpt2(train=False).calls]
-    assert calls == [("wte", "embedding_forward"), *BLOCK, *second, *head]
-
-
-def test_gpt2_has_the_parameters_of_its_checkpoint():
-    want = param_shapes(TINY.n_layer, TINY.n_embd, TINY.vocab_size, TINY.block_size)
-    program = gpt2(train=False)
-    assert {p.name: p.shape for p in program.parameters} == want
-    assert sum(p.nbytes for p in program.parameters) == 4 * TINY.n_params
-
-
-def test_backward_has_the_calls_of_the_forward_in_reverse():
-    program = gpt2()
-    inverted = [c.inverts for c in program.phase("backward")]
-    assert list(dict.fromkeys(inverted)) == list(program.phase("forward"))[::-1]
-    for call in program.phase("backward"):
-        assert call.op.inverts is call.inverts.op
-        assert call.layer == call.inverts.layer
-
-
-def test_an_update_for_every_parameter():
-    program = gpt2()
-    updates = {c.args["param"]: c for c in program.phase("update")}
-    assert list(updates) == program.parameters
-    for parameter, call in updates.items():
-        assert call.args["grad"] is program.adjoint[parameter]
-        assert call.args["grad"].group == "gradient"
-        assert call.layer == parameter.name.rpartition(".")[0]
-    assert [c.args["inp"] for c in program.phase("norm")] == [program.adjoint[p] for p in program.parameters]
-
-
-def test_values_have_the_leading_axes_of_what_they_are_made_from():
-    shape = {v.name: v.shape for v in gpt2(ONE_BLOCK).values}
-    assert shape["h.0.attn.c_attn.matmul.out"] == (2, 8, 36)
-    assert shape["h.0.ln_1.layernorm.mean"] == (2, 8)
-    assert shape["h.0.attn.attention.lse"] == (2, 3, 8)
-    assert shape["lm_head.matmul.out"] == shape["d(lm_head.matmul.out)"] == (2, 8, 20)
-    assert shape["loss.cross_entropy.loss"] == (1,)
 
 
 def test_layers_are_restored_and_lists_are_numbered():
@@ -117,9 +59,8 @@ def test_layers_are_restored_and_lists_are_numbered():
 class Model(nn.Module):
     """Whatever a test wants of its inputs."""
 
-    def __init__(self, forward, **parts):
+    def __init__(self, forward):
         self.forward = forward
-        vars(self).update(parts)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +79,10 @@ class Model(nn.Module):
             lambda x: F.linear(x, nn.Parameter((3, 6), nn.constant(0.0))),
             "'weight' is no parameter of the model; make its",
         ),
+        (
+            lambda x: x + F.reshape(x, (3, 4)),
+            "shapes .2, 6. and .3, 4.; expected sizes that are equal or 1, from the last axis on",
+        ),
         (lambda x: F.linear(x, None), "matmul_forward in layer 'model': argument 'weight' is missing"),
         (nn.Module().forward, "no forward method"),
     ],
@@ -147,7 +92,7 @@ def test_a_model_that_cannot_be_traced(forward, match):
 
 
 def test_a_sequence_beyond_the_context_is_refused():
-    fails("T = 11 is beyond the model's context of 10 positions", gpt2, ONE_BLOCK, 2, 11)
+    fails("T = 11 is beyond the model's context of 10 positions", gpt2, 11)
 
 
 def test_a_trace_that_fails_leaves_no_trace_open():
@@ -227,7 +172,7 @@ def llama():
 
 @pytest.mark.parametrize(
     ("file", "program"),
-    [("program-1-block.txt", lambda: gpt2(ONE_BLOCK)), ("program-1-block-llama.txt", llama)],
+    [("program-1-block.txt", gpt2), ("program-1-block-llama.txt", llama)],
     ids=["gpt2", "llama"],
 )
 def test_golden_text_of_one_block(file, program):
@@ -237,15 +182,6 @@ def test_golden_text_of_one_block(file, program):
     assert text == (GOLDEN / file).read_text(encoding="utf-8"), "if this change is meant, see the top of this file"
 
 
-def test_a_line_for_each_call_and_the_forward_line_above_its_backward_lines():
-    program = gpt2(ONE_BLOCK)
-    lines = program.lines()
-    assert [line for line in lines if not line.startswith("#")] == [str(c) for c in program.calls]
-    at = lines.index(f"# inverts {next(c for c in program.calls if c.layer == 'lm_head')}")
-    below = [line.split()[1].partition("(")[0] for line in lines[at + 1 : at + 3]]
-    assert below == ["matmul_backward_input", "matmul_backward_weight"]
-
-
 def test_a_line_marks_what_is_written_and_takes_a_note():
     p = ByHand()
     p.gelu(p.a, p.x)
@@ -253,13 +189,3 @@ def test_a_line_marks_what_is_written_and_takes_a_note():
     first, second = p.program.lines(note=lambda call: f" <{call.flops}>")
     assert first == f"{'layer':<20} gelu_forward(out = a [2, 3], inp: x [2, 3]) <54>"
     assert "gelu_backward(dinp += b [2, 3], dout: x" in second
-
-
-def test_a_residual_of_two_shapes_is_refused():
-    model = Model(lambda x: x + model.fc(x), fc=nn.Linear(6, 2))
-    fails(
-        "shapes .2, 6. and .2, 2.; expected sizes that are equal or 1, from the last axis on",
-        build,
-        model,
-        {"x": ((2, 6), "float32")},
-    )

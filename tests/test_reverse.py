@@ -11,8 +11,6 @@ from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.engine import Engine
-from cpuopt.models import specs
-from cpuopt.models.gpt2 import GPT2, PRESETS
 
 B, T, W, V, HEADS = 2, 3, 4, 5, 2
 FLOATS = {"x": ((B, T, W), "float32"), "targets": ((B, T), "int32")}
@@ -42,8 +40,8 @@ def linear(width=W):
 # Calls and flags
 
 
-def backward(program, layer=None):
-    return [c for c in program.phase("backward") if layer in (None, c.layer)]
+def backward(program, layer):
+    return [c for c in program.phase("backward") if c.layer == layer]
 
 
 def adds_to(program, gradient):
@@ -54,28 +52,6 @@ def adds_to(program, gradient):
         for arg in call.op.written
         if call.args[arg.name] is gradient
     ]
-
-
-def test_the_tied_embedding_has_one_gradient_that_the_head_overwrites():
-    program = program_of(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8))
-    (wte,) = (p for p in program.parameters if p.name == "wte.weight")
-    writers = [(c.layer, c.op.name, c.adds) for c in backward(program) if program.adjoint[wte] in c.writes]
-    assert writers == [
-        ("lm_head", "matmul_backward_weight", {"dweight": False, "dbias": False}),
-        ("wte", "embedding_backward", {"dwte": True, "dwpe": False}),
-    ]
-    assert "lm_head.weight" not in {p.name for p in program.parameters}
-
-
-def test_the_first_writer_of_each_gradient_overwrites_and_the_others_add():
-    program = program_of(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8))
-    flags = {primal: adds_to(program, gradient) for primal, gradient in program.adjoint.items()}
-    assert flags.pop(program.outputs[0]) == []  # the loss's own is given
-    assert all(f == [False] + [True] * (len(f) - 1) for f in flags.values())
-    assert {p.name for p, f in flags.items() if len(f) > 1} == {
-        "wte.weight",
-        *("wte.embedding.out", "h.0.residual.out", "h.0.residual.out.2", "h.1.residual.out"),
-    }
 
 
 def test_a_value_used_three_times_sums_three_gradients():
@@ -103,21 +79,8 @@ def test_inputs_have_no_gradient():
     program = program_of(Model(lambda self, x: self.first(F.gelu(x)), first=linear()))
     assert [c.op.name for c in backward(program, "first")] == ["matmul_backward_weight"]
     assert [c.op.name for c in backward(program, "head")] == ["matmul_backward_input", "matmul_backward_weight"]
-    assert not {c.op.name for c in backward(program)} & {"gelu_backward"}
+    assert not [c for c in program.phase("backward") if c.op.name == "gelu_backward"]
     assert {v.name for v in program.adjoint}.isdisjoint({"x", "targets"})
-
-
-def test_a_gradient_that_a_call_writes_in_vain_goes_nowhere():
-    program = program_of(Model(lambda self, x: x + self.first(x), first=linear()))
-    (call,) = backward(program, "model")[-1:]
-    assert call.op.name == "residual_backward"
-    assert call.args["dinp1"].name == "unused d(x)"
-    assert call.adds == {"dinp1": False, "dinp2": False}
-
-
-def test_a_bias_that_is_absent_has_no_gradient():
-    program = program_of(Model(lambda self, x: self.first(x), first=nn.Linear(W, W, bias=False)))
-    assert backward(program, "first")[0].args["dbias"] is None
 
 
 def test_one_parameter_given_twice_to_one_call_is_refused():
