@@ -13,10 +13,11 @@ from cpuopt import Choice, cli, models, nn
 from cpuopt.building import build
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.generate.decoder import Decoder
 from cpuopt.ops.dequantize import BLOCKS, LIMITS, ROWS, Quantized, numbers, width_of
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint
-from cpuopt.weights import open_weights
+from cpuopt.weights import copy_into, open_weights
 
 RNG = np.random.default_rng(0)
 WIDTH = BLOCKS["int8"][0]
@@ -283,6 +284,25 @@ def test_a_run_with_products_in_int8_resumes_to_the_bit(made, tmp_path):
     run(made, "--resume", str(there), "--steps", "6", "--save", str(tmp_path / "resumed"))
     assert adapter_of(tmp_path / "whole") == adapter_of(tmp_path / "resumed")
     assert any(x.startswith(f"{ROWS}:") for x in checkpoint.newest(there).frozen.values())
+
+
+@pytest.mark.parametrize("base", [ROWS, "int8"])
+def test_text_and_losses_come_from_an_int8_base(base, made, capsys):
+    """By blocks of 64 tokens and one at a time, behind a cache; their logits are those of an evaluation."""
+    capsys.readouterr()
+    init, losses = ["--init", str(made / "base"), "--threads", "1", "--json"], {}
+    for chosen in ([], ["--base", base]):
+        assert cli.main(["eval", *init, *chosen, "--data", str(made / "text.txt"), "-T", "32", "--limit", "2"]) == 0
+        losses[bool(chosen)] = json.loads(capsys.readouterr().out)["loss"]
+    assert losses[True] != losses[False]
+    np.testing.assert_allclose(losses[True], losses[False], atol=SLACK)
+    weights, prompt, logits = open_weights(made / "base"), list(b"some text to learn from " * 3)[:60], {}
+    for chosen in ("", base):
+        decoder = Decoder(weights.config, context=64, base=chosen, threads=1, check=False)
+        copy_into(decoder.parameters(), weights)
+        logits[chosen] = [decoder.read(part) for part in (prompt[:40], prompt[40:47], *([p] for p in prompt[47:]))]
+    close = np.abs(np.array(logits[base]) - logits[""]).max()
+    assert 0 < close < 0.05 * np.abs(logits[""]).max()
 
 
 def test_the_adapter_is_merged_into_the_weights_as_they_are_in_the_file(made, tmp_path, capsys):

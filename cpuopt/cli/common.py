@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files.reading import to_json
 from ..machine import ORDER, require_usable, waiting
 from ..machine import cores as cores
-from ..train.settings import FLAGS, MOST_THREADS, Settings
+from ..train.settings import BASES, FLAGS, MOST_THREADS, Settings
 from ..wording import nearest
 
 if TYPE_CHECKING:
@@ -56,6 +56,13 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "default": [],
         "metavar": "DIR",
         "help": "Add the LoRA adapter in this directory to the weights of --init; the flag repeats.",
+    },
+    "--base": {
+        "dest": "blocks",
+        "default": "",
+        "choices": BASES[1:],
+        "help": "Store the weights of linear layers in blocks in int8: w8a8 multiplies them with activations in int8, "
+        "int8 and q8_0 turn them into numbers first.",
     },
     "--runs": {
         "type": Path,

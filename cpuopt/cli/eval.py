@@ -36,7 +36,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
     settings.flags(p, "data", "chat_format", "system", "truncate", "skip_invalid", "tokenizer", "B", "variant", "swap")
     settings.flags(p, "kernels", "dtype", "threads")
-    shared(p, "--adapter")
+    shared(p, "--base", "--adapter")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
     p.add_argument(
         "-T",
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
             choice=Choice(args.variant, args.swap),
             train=False,
             dtype=settings.stored(args.dtype),
+            freeze=["*"] if args.blocks else [],
+            base=args.blocks,
             threads=args.threads,
             processes=common.cores(),
             kernel_files=[*args.kernels, *c.files],

@@ -51,7 +51,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         default="float32",
         help="Storage type of the products' weights and of the cache: float32 or bf16. Default: %(default)s.",
     )
-    shared(p, "--adapter")
+    shared(p, "--base", "--adapter")
     p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")
     p.add_argument(
         "--max-tokens", type=int, help="Generate at most this many tokens. Default: 100; 512 for each chat reply."
@@ -296,6 +296,7 @@ def run(args: argparse.Namespace) -> int:
             variant=args.variant,
             swaps=args.swap,
             dtype=dtype,
+            base=args.blocks,
             threads=args.threads,
             processes=common.cores(),
             kernel_files=args.kernels,

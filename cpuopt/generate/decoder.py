@@ -4,7 +4,8 @@ The model is traced for one token and for blocks of a prompt. In each program, t
 behind a cache, head and loss go, and parameters and cache lie at the same place of one arena. The head is a call of its
 own, for one token: of a prompt, only the last token's logits are of use.
 
-In bfloat16 the weights that products read, and the cache, are bfloat16 alone: two bytes each.
+In bfloat16 the weights that products read, and the cache, are bfloat16 alone: two bytes each. With a base of int8 the
+weights of layers in blocks take one byte.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Reader(ABC):
     variant, swaps : the variants of the ops.
     dtype : "bfloat16" to store in it the weights that products read, the cache, and what else products and attention
         read.
+    base : the name of blocks of int8, of `ops.dequantize.BLOCKS`, to store in them the weights of layers in blocks.
     check : whether the kernels must first agree with their references.
 
     Raises
@@ -72,6 +74,7 @@ class Reader(ABC):
         variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
         dtype: str = WIDE,
+        base: str = "",
         threads: int | None = None,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
@@ -86,6 +89,8 @@ class Reader(ABC):
             train=False,
             dtype=dtype,
             weights=dtype,
+            freeze=["*"] if base else [],
+            base=base,
             threads=threads,
             processes=processes,
             kernel_files=[*kernel_files, *config.files],
@@ -102,7 +107,7 @@ class Reader(ABC):
         advice = "take a shorter --context or a smaller model"
         loaded = load(builts, hint=lambda there: advice, progress=progress, ready=ready)
         self.threads = loaded[0].threads
-        self._parameters = {p.name: loaded[0].array(p) for p in builts[0].program.parameters}
+        self._parameters = {p.name: loaded[0].weight(p) for p in builts[0].program.parameters}
         self._begin(loaded)
 
     @abstractmethod

@@ -93,7 +93,8 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
     keep : values that live through all calls, since the program runs several times before they are used.
     """
     last = len(program.calls)
-    trained = [*program.parameters, *program.constants, *program.inputs, *program.moments]
+    weights = [*program.parameters, *program.scales.values()]  # first, so that programs for other sizes share them
+    trained = [*weights, *program.constants, *program.inputs, *program.moments]
     always = dict.fromkeys([*trained, *program.kept, *keep], (-1, last))
     spans = dict(always)
     for i, call in enumerate(program.calls):
