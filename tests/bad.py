@@ -447,6 +447,11 @@ mul_backward: each factor's own value: d1 = dout[i] * inp2[i] => d1 = dout[i] * 
 mul_backward: dinp2_add is that of dinp1: if dinp2_add => if dinp1_add
 scale_backward: the factor is forgotten: np.float32(factor) *  => nothing
 embedding_decode: positions start at zero: min(position + t, => min(t,
+matmul_int8_forward: the scale of the row before: scales[o] => scales[o - 1]
+matmul_int8_forward: cut, not rounded: np.rint( => np.trunc(
+matmul_int8_backward_input: to nearest, not at random: (MIDDLE + u) => (MIDDLE + np.float32(0.5))
+matmul_int8_backward_input: the random numbers of the next row: np.uint64(bt * OC + o) => np.uint64((bt + 1) * OC + o)
+matmul_int8_backward_input: without the scales: np.float32(dout[bt, o]) * scales[o] => np.float32(dout[bt, o])
 dequantize: the scale of the next block: scales[n] => scales[n - 1]
 dequantize: a byte without a sign: np.float32(q[n, i]) => np.float32(q[n, i] & 0x7F)
 dequantize: bits are cut: np.float32( => ((np.float32( ;; * scales[n] => * scales[n]).view('i4') >> 16 << 16).view('f4')

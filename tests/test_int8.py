@@ -11,6 +11,7 @@ import pytest
 
 from cpuopt import Choice, cli, models, nn
 from cpuopt.building import build
+from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
@@ -185,6 +186,22 @@ def rows():
 def test_products_in_int8_have_the_same_bits_on_any_threads(rows, threads):
     assert steps(engine_of(ROWS, threads)) == rows
     assert steps(engine_of(ROWS, recompute="all")) == rows
+
+
+def test_products_in_int8_have_the_same_bits_on_any_ranks():
+    """Gradients are rounded by the number of the micro-batch in the run, on whatever rank."""
+
+    def work(comm):
+        fuse, n = [name for name in FUSIONS if name != "update"], 2 // comm.size
+        engine = engine_of(ROWS, fuse=fuse, micro_batches=n, comm=comm, progress=lambda *a: None)
+        losses = []
+        for step in range(2):
+            first, *more = [batch(2 * step + comm.rank * n + i) for i in range(n)]
+            losses.append(engine.step(more=more, **first, **ADAMW).loss)
+        return losses, [engine.array(p).tobytes() for p in engine.program.trained]
+
+    (alone,) = Team(1).run(work)
+    assert Team(2).run(work) == [alone, alone]
 
 
 def test_products_in_int8_have_the_losses_of_float32(rows):

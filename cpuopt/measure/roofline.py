@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from ..ops.storage import WIDE
 
-FMA, BF16 = "FMA", "bf16"
-"""The names of the roofs of multiply-adds of float32, and of bfloat16."""
+FMA, BF16, INT8 = "FMA", "bf16", "int8"
+"""The names of the roofs of multiply-adds of float32, of bfloat16, and of int8."""
 PASSED = 100.0
 """The percentage of a roof beyond which the roof is unfit: it was measured too low."""
 UNFIT = "unfit"
@@ -90,7 +91,12 @@ class Roofs:
     bf16_by: str = ""
 
     def peak(self, operands: str = WIDE) -> tuple[float, str]:
-        """Return the GFLOP/s of multiply-adds on a storage type, and the name of this roof."""
+        """Return the GFLOP/s of multiply-adds on a storage type, and the name of this roof.
+
+        That of int8 is not measured: memory alone bounds such a call.
+        """
+        if operands == "int8":
+            return inf, INT8
         if operands == "bfloat16" and self.bf16_gflops:
             return self.bf16_gflops, BF16
         return self.gflops, FMA

@@ -157,7 +157,7 @@ def test_random_rounding_has_the_mean_of_the_number():
 
 # The kernels: the same bits as the naive ones, on any number of threads, with the instruction or without
 
-SHAPES = ((1, 70, 9), (FEW, 129, 50), (FEW + 1, 64, 33), (70, 300, 69), (33, 515, 7))
+SHAPES = ((1, 70, 9), (FEW, 129, 50), (1, 1100, 501), (FEW + 1, 64, 33), (70, 300, 69), (33, 515, 7))
 
 
 def results(variant, threads=1):

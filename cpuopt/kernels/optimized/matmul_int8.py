@@ -36,6 +36,7 @@ from ..toolkit.quads import (
 )
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch
+from ..toolkit.threads import SMALL
 from ..vanilla.dropout import GAMMA, mix
 from ..vanilla.matmul_int8 import U1, units
 
@@ -245,8 +246,11 @@ def stream(out, add, q, steps, offsets, weight, scales, bias, lo, hi):
 def multiply_few(out, add, q, steps, offsets, weight, scales, bias):
     """Multiply few quantized rows with the weight, each row of which is read once."""
     quarter = ceil(out.shape[1], STREAMS)
-    for i in prange(ceil(quarter, CHUNK)):
-        stream(out, add, q, steps, offsets, weight, scales, bias, i * CHUNK, min(quarter, i * CHUNK + CHUNK))
+    if weight.size < SMALL:
+        stream(out, add, q, steps, offsets, weight, scales, bias, 0, quarter)
+    else:
+        for i in prange(ceil(quarter, CHUNK)):
+            stream(out, add, q, steps, offsets, weight, scales, bias, i * CHUNK, min(quarter, i * CHUNK + CHUNK))
 
 
 def scratch_of(summed):
