@@ -198,6 +198,7 @@ def test_products_in_int8_have_the_same_bits_on_any_ranks():
         for step in range(2):
             first, *more = [batch(2 * step + comm.rank * n + i) for i in range(n)]
             losses.append(engine.step(more=more, **first, **ADAMW).loss)
+        engine.collect()
         return losses, [engine.array(p).tobytes() for p in engine.program.trained]
 
     (alone,) = Team(1).run(work)
