@@ -23,7 +23,7 @@ from .errors import UserError
 from .machine import Others, commits_of, describe, forget_peak, origin, peak_rss_bytes
 from .measure.profile import Array, Profile, StepTimes, Sums, passed, refuted
 from .measure.quartile import LEAST, lower_quartile
-from .measure.roofline import BF16, FMA, Roofs, fits
+from .measure.roofline import PEAKS, Roofs, fits
 from .wording import count, nearest
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Profiler:
             sums.roofs, said = rates.raised(roofs, sums.declared())
             doubts = [*doubts, *said]
         ops = sums.op_rows()
-        mfu = 100 * sums.least_ns / sums.step_ns if roofs and not {FMA, BF16} & refuted(ops) else None
+        mfu = 100 * sums.least_ns / sums.step_ns if roofs and not PEAKS.keys() & refuted(ops) else None
         return Profile(
             model=model,
             B=B,

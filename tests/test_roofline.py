@@ -63,6 +63,13 @@ def test_the_roof_that_binds(flops, nbytes, ns, roof):
     assert ROOFS.bound(flops, nbytes, "bfloat16") == typed
     earlier = replace(ROOFS, bf16_gflops=None)  # of a record, which has no such figure
     assert earlier.bound(flops, nbytes, "bfloat16") == (ns, roof)
+    memory = nbytes / ROOFS.bandwidth(ROOFS.level(nbytes))
+    assert ROOFS.bound(flops, nbytes, "int8")[0] == memory  # of an earlier record too
+    fast = replace(ROOFS, int8_gflops=400.0)
+    assert fast.bound(flops, nbytes, "int8") == ((ns / 4, "int8") if roof == "FMA" else (ns, roof))
+    call = TimedCall("matmul_int8_forward", 1.0, 1000.0, 1.0, "int8")
+    assert (fast.proven(call).int8_gflops, fast.proven(call).gflops) == (1000.0, ROOFS.gflops)
+    assert ROOFS.proven(call).gflops == ROOFS.gflops
 
 
 def test_roofs_come_back_from_json_and_flops_take_the_time_of_their_types():
@@ -215,7 +222,7 @@ class FakeMachine:
         self.now = 0.0
         monkeypatch.setattr(kernels, "nothing", lambda sums, n: self.cost(3000))
         fma = lambda x, sums, n, rounds: self.cost(rounds * kernels.CHAINS * 0.25)  # noqa: E731
-        for name in "fma", "bf16":
+        for name in "fma", "bf16", "int8":
             monkeypatch.setattr(kernels, name, fma)
         monkeypatch.setattr(kernels, "BF16_FLOPS", 2 * kernels.FLOPS)
         for name in kernels.STREAMS:
@@ -234,6 +241,7 @@ def test_figures_have_their_units(monkeypatch):
     assert found[2].gflops == pytest.approx(2 * found[1].gflops, rel=1e-3)
     assert found[1].gflops == pytest.approx(2 * LANES / 0.25, rel=1e-3)
     assert found[2].bf16_gflops == pytest.approx(2 * found[2].gflops, rel=1e-3)
+    assert found[2].int8_gflops == pytest.approx(4 * found[2].gflops, rel=1e-3)
     assert found[1].launch_us == pytest.approx(3, rel=1e-3)
     assert {n for r in found.values() for n in r.gbs} == {v.name for v in found[1].levels}
     for by_kind in (kinds for r in found.values() for kinds in r.gbs.values()):

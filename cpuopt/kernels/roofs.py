@@ -1,4 +1,4 @@
-"""Kernels that measure the machine's roofs: multiply-adds of two types in registers, and streams from its memory.
+"""Kernels that measure the machine's roofs: multiply-adds of three types in registers, and streams from its memory.
 
 Streams come from each level of memory. Each function works on one part of an array per thread, many rounds in one call,
 so that starting threads does not count. Vectors are explicit, so that no compiler option changes the measurement.
@@ -11,6 +11,7 @@ from .compile.jit import helper
 from .toolkit.lanes import load, store, sum_lanes
 from .toolkit.micro.records import MICRO_KERNELS
 from .toolkit.pairs import add_pairs
+from .toolkit.quads import multiply_add as multiply_quads
 from .toolkit.simd import LANES, at
 
 CHAINS = 12
@@ -45,6 +46,12 @@ def chained(add):
 def multiply_add(s, t, a):
     """Multiply one vector of float32 and add another."""
     return a * s + t
+
+
+@helper()
+def quad_products(s, t, a):
+    """Add the products of four int8 in each word; a takes part in them, so that none stays the same in all rounds."""
+    return multiply_quads(s, a, a)
 
 
 def tiles(chain):
@@ -148,3 +155,5 @@ BF16_BY = MICRO.instruction
 bf16, BF16_FLOPS = (tiles(MICRO.chain), MICRO.flops) if MICRO.chain else (pairs, 2 * FLOPS)
 """What multiplies bfloat16, the instruction or its definition; the function of (words, sums, threads, rounds); and the
 operations of one round on one thread."""
+int8, INT8_FLOPS = chained(quad_products), 4 * FLOPS
+"""The same of int8, by the instruction or by arithmetic of 16 bits."""

@@ -26,7 +26,7 @@ from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import LITTLE, OTHERS, Others, caches, describe, quota, running, throttled
 from ..wording import four
-from .roofline import BF16, FMA, Level, Roofs, TimedCall
+from .roofline import PEAKS, Level, Roofs, TimedCall
 
 FORMAT = 1
 SAMPLE_S, SAMPLES_S = 5e-3, 0.12
@@ -122,7 +122,8 @@ class Measurement:
                 run = partial(_stream, stream, x, sums, floats)
                 gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        more: dict[str, Any] = {"bf16_gflops": bf16, "bf16_by": kernels.BF16_BY}
+        self.say(f"{n} threads: int8")
+        more: dict[str, Any] = {"bf16_gflops": bf16, "bf16_by": kernels.BF16_BY, "int8_gflops": self.int8_gflops(n)}
         return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when, **more)
 
     def gflops(self, n: int) -> float:
@@ -132,6 +133,10 @@ class Measurement:
     def bf16_gflops(self, n: int) -> float:
         """Measure the multiply-adds of n threads on bfloat16."""
         return n * kernels.BF16_FLOPS / self.best(n, lambda k, rounds: kernels.bf16(self.words, self.sums, k, rounds))
+
+    def int8_gflops(self, n: int) -> float:
+        """Measure the multiply-adds of n threads on int8."""
+        return n * kernels.INT8_FLOPS / self.best(n, lambda k, rounds: kernels.int8(self.words, self.sums, k, rounds))
 
     def floats(self, level: str, n: int) -> int:
         """Choose the number of floats that a thread streams: half a level, and more than smaller levels hold."""
@@ -243,9 +248,8 @@ def monotone(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
 def better(old: Roofs, new: Roofs) -> Roofs:
     """Combine the better of each figure: a rate reached once is possible."""
     gbs = {v: {kind: max(x, old.gbs[v][kind]) for kind, x in kinds.items()} for v, kinds in new.gbs.items()}
-    gflops, bf16 = max(old.gflops, new.gflops), max(old.bf16_gflops or 0.0, new.bf16_gflops or 0.0) or None
     launch, doubts = min(old.launch_us, new.launch_us), new.doubts if old.doubts else ()
-    return replace(new, gflops=gflops, bf16_gflops=bf16, launch_us=launch, gbs=gbs, doubts=doubts)
+    return replace(new, **old.best_peaks(new), launch_us=launch, gbs=gbs, doubts=doubts)
 
 
 def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
@@ -299,8 +303,7 @@ def raised(kept: Roofs, calls: Iterable[TimedCall]) -> tuple[Roofs, list[str]]:
 
 
 def _figures(old: Roofs, new: Roofs) -> Iterator[tuple[str, float, float, str]]:
-    yield FMA, old.gflops, new.gflops, "GFLOP/s"
-    yield BF16, old.bf16_gflops or 0.0, new.bf16_gflops or 0.0, "GFLOP/s"
+    yield from ((roof, *(getattr(r, name) or 0.0 for r in (old, new)), "GFLOP/s") for roof, name in PEAKS.items())
     yield from ((v.name, old.bandwidth(v.name), new.bandwidth(v.name), "GB/s") for v in old.levels)
 
 

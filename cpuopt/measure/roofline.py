@@ -1,10 +1,10 @@
 """The distance of a kernel from the limits of the machine: the roofline of Williams, Waterman and Patterson (2009).
 
 A call must do its FLOPs and move its compulsory bytes; whichever takes longer at the machine's measured peak is the
-roof that binds. The peak of FLOPs depends on what they multiply: float32, or bfloat16 in pairs. The bytes are held
-against the bandwidth of the smallest level of the memory hierarchy that could hold them all, at the best of several
-patterns of access: a roof is what cannot be passed. More than 100 % of one means that the roof was measured too low, or
-that the bytes or FLOPs are counted wrong; it is never a success. So a call that passes a roof raises it.
+roof that binds. The peak of FLOPs depends on what they multiply: float32, bfloat16 in pairs, or int8. The bytes are
+held against the bandwidth of the smallest level of the memory hierarchy that could hold them all, at the best of
+several patterns of access: a roof is what cannot be passed. More than 100 % of one means that the roof was measured too
+low, or that the bytes or FLOPs are counted wrong; it is never a success. So a call that passes a roof raises it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ..ops.storage import WIDE
 
 FMA, BF16, INT8 = "FMA", "bf16", "int8"
 """The names of the roofs of multiply-adds of float32, of bfloat16, and of int8."""
+PEAKS = {FMA: "gflops", BF16: "bf16_gflops", INT8: "int8_gflops"}
+"""The figure of `Roofs` that is such a roof."""
 PASSED = 100.0
 """The percentage of a roof beyond which the roof is unfit: it was measured too low."""
 UNFIT = "unfit"
@@ -77,9 +79,13 @@ class Roofs:
     doubts : warnings about the figures at their measurement.
     bf16_gflops : multiply-adds of bfloat16 in registers; None in records of earlier versions.
     bf16_by : what computes them: an instruction for pairs, or two multiply-adds of float32.
+    int8_gflops : multiply-adds of int8 in registers; None in records of earlier versions, and no roof then.
     """
 
-    JSON: ClassVar = ("threads", "gflops", "bf16_gflops", "bf16_by", "gbs", "launch_us", "levels", "measured", "doubts")
+    JSON: ClassVar = (
+        *("threads", "gflops", "bf16_gflops", "bf16_by", "int8_gflops", "gbs", "launch_us", "levels", "measured"),
+        "doubts",
+    )
     threads: int
     levels: tuple[Level, ...]
     gflops: float
@@ -89,14 +95,12 @@ class Roofs:
     doubts: tuple[str, ...] = ()
     bf16_gflops: float | None = None
     bf16_by: str = ""
+    int8_gflops: float | None = None
 
     def peak(self, operands: str = WIDE) -> tuple[float, str]:
-        """Return the GFLOP/s of multiply-adds on a storage type, and the name of this roof.
-
-        That of int8 is not measured: memory alone bounds such a call.
-        """
+        """Return the GFLOP/s of multiply-adds on a storage type, and the name of this roof."""
         if operands == "int8":
-            return inf, INT8
+            return self.int8_gflops or inf, INT8
         if operands == "bfloat16" and self.bf16_gflops:
             return self.bf16_gflops, BF16
         return self.gflops, FMA
@@ -132,9 +136,11 @@ class Roofs:
             gbs[name] = beyond = {
                 k: max(of.get(k, 0.0) for of in below) for k in dict.fromkeys(k for b in below for k in b)
             }
-        bf16 = max(r.bf16_gflops or 0.0 for r in (self, fewer) if r) or None
-        gflops = max(r.gflops for r in (self, fewer) if r)
-        return replace(self, gflops=gflops, bf16_gflops=bf16, gbs={v.name: gbs[v.name] for v in self.levels})
+        return replace(self, **self.best_peaks(fewer or self), gbs={v.name: gbs[v.name] for v in self.levels})
+
+    def best_peaks(self, other: Roofs) -> dict[str, Any]:
+        """Return the higher of each peak, by its name here; None if neither is known."""
+        return {name: max(getattr(r, name) or 0.0 for r in (self, other)) or None for name in PEAKS.values()}
 
     def proven(self, call: TimedCall) -> Roofs:
         """Return roofs that a call does not pass, as far as it proves them too low.
@@ -148,7 +154,7 @@ class Roofs:
         rate = call.nbytes * (1 - nearer / held if nearer else 1.0) / call.ns
         found, (peak, roof) = self, self.peak(call.operands)
         if call.flops / call.ns > peak:
-            higher: dict[str, Any] = {"bf16_gflops" if roof == BF16 else "gflops": call.flops / call.ns}
+            higher: dict[str, Any] = {PEAKS[roof]: call.flops / call.ns}
             found = replace(found, **higher)
         if rate > self.bandwidth(names[at]):
             kinds = self.gbs[names[at]]
@@ -156,7 +162,7 @@ class Roofs:
         return found.ordered()
 
     def bound(self, flops: float, nbytes: float, operands: str = WIDE, held: float | None = None) -> tuple[float, str]:
-        """Return the least time of a call, in ns, and the roof that sets it: `FMA`, `BF16`, or a level's name.
+        """Return the least time of a call, in ns, and the roof that sets it: one of `PEAKS`, or a level's name.
 
         Parameters
         ----------

@@ -26,6 +26,8 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
     if by := next(iter(roofs.values())).get("bf16_by"):  # a record of an earlier version has none
         table.add_row(f"bf16, GFLOP/s, by {by}", *(f"{r['bf16_gflops']:,.1f}" for r in roofs.values()), style="bold")
+    if next(iter(roofs.values())).get("int8_gflops"):
+        table.add_row("int8, GOP/s", *(f"{r['int8_gflops'] or 0:,.1f}" for r in roofs.values()), style="bold")
     table.add_row("starting threads, µs", *(f"{r['launch_us']:.1f}" for r in roofs.values()))
     for level in next(iter(roofs.values()))["gbs"]:
         for kind in next(iter(roofs.values()))["gbs"][level]:

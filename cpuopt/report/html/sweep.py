@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ...measure.roofline import BF16, FMA, share
+from ...measure.roofline import PEAKS, share
 from ...wording import text_of
 from ..sweep import conditions, left_out
 from .labels import CHAR
@@ -93,7 +93,7 @@ def _axis(c: Mapping[str, Any]) -> str:
 def _panels(c: Mapping[str, Any]) -> tuple[str, list[Panel]]:
     """Return the unit, GFLOP/s if arithmetic bounds most sizes and else GB/s, and the panels."""
     rows, along = c["rows"], _axis(c)
-    computes = 2 * sum(r["warm"]["roof"] in (FMA, BF16) for r in rows) > len(rows)
+    computes = 2 * sum(r["warm"]["roof"] in PEAKS for r in rows) > len(rows)
     unit, work, key = ("GFLOP/s", "flops", "gflops") if computes else ("GB/s", "bytes", "gbs")
     others = [s for s in c["over"] if s != along]
     found = []
