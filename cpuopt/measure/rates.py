@@ -303,7 +303,8 @@ def raised(kept: Roofs, calls: Iterable[TimedCall]) -> tuple[Roofs, list[str]]:
 
 
 def _figures(old: Roofs, new: Roofs) -> Iterator[tuple[str, float, float, str]]:
-    yield from ((roof, *(getattr(r, name) or 0.0 for r in (old, new)), "GFLOP/s") for roof, name in PEAKS.items())
+    for roof, name in PEAKS.items():
+        yield roof, getattr(old, name) or 0.0, getattr(new, name) or 0.0, "GFLOP/s"
     yield from ((v.name, old.bandwidth(v.name), new.bandwidth(v.name), "GB/s") for v in old.levels)
 
 
