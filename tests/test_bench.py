@@ -265,6 +265,9 @@ def test_the_fastest_peer_of_each_type_is_named(fakes):
     assert max(map(len, text.splitlines())) <= 80
     text = " ".join(text.split())
     assert "torch-bf16: allocator: keeps freed memory; mkl: held back to code without AVX-512: install" in text
+    plan = replace(PLAN, peers=("torch-eager", "torch-amp"), dtype="bf16", rounds=2)
+    mixed = measure(fakes("A"), *(fakes("B", name) for name in plan.peers), plan=plan)
+    assert mixed["faster"] == []
 
 
 @pytest.mark.parametrize(

@@ -375,3 +375,9 @@ def test_convert_that_is_ended_leaves_no_folder(monkeypatch):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert os.listdir() == []
+
+
+def test_completion_says_what_it_needs(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "zsh"]) == 2
+    assert "pip install 'cpuopt[completion]'" in capsys.readouterr().err

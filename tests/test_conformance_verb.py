@@ -31,6 +31,7 @@ BAD = {
     "raises": "raise ValueError('no')",
     "wrong": "out[:] = inp1 + inp2; out[3] += 1",
     "right": "out[:] = inp1 + inp2",
+    "many": "import numba; out[:] = inp1 + inp2; out[3] += numba.get_num_threads() > 5",
 }
 
 
@@ -70,6 +71,13 @@ def test_every_kernel_has_the_same_bits_on_many_threads(capsys):
     """On fewer cores they take turns, which changes their speed alone."""
     status = cli.main(["check", "--model", "none", "--threads", "1,16,64,128", "--seed", "1"])
     assert status == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bits_that_differ_on_more_than_five_threads_are_found(capsys):
+    flags = ["--quick", "--seed", "1", "--threads", "1,5,16"]
+    assert cli.main(["check", "--kernels", write(("many", "residual_forward")), *flags]) == 1
+    assert "'out' has other bits with 16 threads instead of 1" in " ".join(capsys.readouterr().out.split())
 
 
 def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):

@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import io
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -607,8 +608,9 @@ def test_prepare_gpt2_cuts_and_splits_as_llm_c_does_and_asks_for_nothing_twice(t
     assert (corpus.tokenizer, corpus.val.tolist()) == ("gpt2", expected[:6])
     corpus.batches("train", 2, 2).at(0)
     monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: pytest.fail("downloaded again"))
-    files = prepare("tinyshakespeare", "gpt2", directory=folder.parent)
-    assert {path.parent for path in files} == {folder}
+    other = tmp_path / "here" / folder.name
+    shutil.copytree(folder, other)
+    assert {path.parent for path in prepare("tinyshakespeare", "gpt2", directory=other.parent)} == {other}
 
 
 def test_prepare_bytes_keeps_the_text_alone_and_replaces_a_damaged_one(tmp_path, published):

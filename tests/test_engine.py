@@ -61,6 +61,17 @@ def test_the_same_bits_on_any_number_of_threads(variant, fuse, clip):
     assert len(runs) == 1
 
 
+MIXED = "matmul_backward@lm_head=vanilla", "matmul@h.0.attn.*=vanilla"
+
+
+@pytest.mark.parametrize(("variant", "swaps"), [("blas", ()), ("vanilla", ("matmul@h.1.*=blas",)), ("blas", MIXED)])
+def test_the_same_loss_by_every_route(variant, swaps):
+    one, other = gpt2(), gpt2(variant, swaps)
+    for i in (0, 1):
+        a, b = (e.step(**batch(i), **ADAMW, clip=1.0) for e in (one, other))
+        assert (b.loss, b.grad_norm) == (pytest.approx(a.loss, rel=1e-5), pytest.approx(a.grad_norm, rel=1e-4))
+
+
 def test_the_same_seed_the_same_bits_and_another_seed_others():
     one, two, other = gpt2(seed=3), gpt2(seed=3), gpt2(seed=4)
     assert bits(one) == bits(two)

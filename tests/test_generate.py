@@ -275,6 +275,10 @@ def test_generate_refuses(whole, capsys, monkeypatch):
     Path("run/metrics.jsonl").touch()
     for command in (["generate", "--init", "run"], ["convert", "run", "hf"]):
         assert "has kept no weights; train with --save-every N" in refused(capsys, *command)
+    config = json.loads(Path("model/config.json").read_text())
+    for odd in (["words"], "/etc/passwd"):
+        Path("model/config.json").write_text(json.dumps(config | {"cpuopt_tokenizer": odd}))
+        assert "expected bytes or gpt2" in refused(capsys, "generate", "--init", "model")
 
 
 def test_a_run_and_what_it_saves_know_their_tokenizer(capsys, monkeypatch):

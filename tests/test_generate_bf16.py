@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import cpuopt
 from cpuopt import cli, ops
 from cpuopt.check.cases import MORE, case
 from cpuopt.check.check import check
@@ -18,7 +19,7 @@ from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.pairs import adder_of, load_some_words
 from cpuopt.kernels.toolkit.simd import HOST, LANES
 from cpuopt.models.families import PRESETS
-from cpuopt.models.gpt2 import Config
+from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.ops.storage import TYPES
 from cpuopt.train import samples
 from cpuopt.weights import save_weights
@@ -227,3 +228,9 @@ def test_a_run_in_bfloat16_shows_samples_of_it(model, capsys, monkeypatch):
     more = ["--val-every", "0", "--sample-every", "2", "--sample-tokens", "4"]
     assert cli.main([*train, *more, "--dtype", "bf16"]) == 0
     assert made == ["bfloat16"]
+
+
+def test_an_engine_in_bfloat16_generates_in_it():
+    engine = cpuopt.Engine(GPT2(CONFIG), CONFIG.specs(1, 32), dtype="bfloat16", threads=2)
+    assert len([*engine.generate([1, 2, 3], max_tokens=5, temperature=0)]) == 5
+    assert engine._reader.parameters()["wte.weight"].dtype == BF16

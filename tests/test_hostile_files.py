@@ -605,7 +605,7 @@ def test_what_is_no_file_of_usual_size_is_refused_at_once(name, make):
     began = time.monotonic()
     with pytest.raises(UserError) as e:
         READERS[name](path)
-    assert name in str(e.value) or "tokenizer" in name or "run" in str(e.value)
+    assert name in str(e.value) or "tokenizer" in name or path.parts[0] == "run"
     assert time.monotonic() - began < 5
 
 

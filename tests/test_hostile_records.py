@@ -105,9 +105,10 @@ def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, sh
         assert [e.path for e in found] == [bad, good]
         assert all(e.what for e in found)
         assert records.history(found, "gelu_forward" if kind == "profile" else OP, "here") or kind in ("bench", "tune")
-        status, text = shown("runs", *commands[1 + i % (len(commands) - 1)])
-        assert status in ((2,) if found[0].trouble else (0, 2)), (path, text)
-        assert status == 0 or len(text.splitlines()) == 1, text
+        for argv in commands[1 : 2 + i % (len(commands) - 1)]:
+            status, text = shown("runs", *argv)
+            assert status in ((2,) if found[0].trouble else (0, 2)), (path, text)
+            assert status == 0 or len(text.splitlines()) == 1, text
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def interrupting(engine, after, times=1):
     return count
 
 
+def test_a_batch_that_is_refused_leaves_the_engine_usable(made):
+    build, states = made
+    engine = build()
+    with pytest.raises(UserError, match="holds 999"):
+        engine.step(**{**batch(0), "tokens": np.full((B, T), 999)}, lr=1e-2)
+    take(engine, 0)
+    assert bits(engine) == states[1]
+
+
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_ctrl_c_at_any_call_leaves_the_weights_of_a_whole_step(made, times):
     build, states = made

@@ -422,3 +422,10 @@ def test_an_error_is_a_result_unless_a_newer_save_ended_the_round(monkeypatch, e
     rounds.stages(None, None, row := a_row(), Mock(ended=ended), lambda: None)
     assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": said}))
     assert ("failed" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")
+
+
+def test_a_comparison_looks_as_often_as_elsewhere():
+    child = Mock(kernels=(), ask=lambda do, **more: more)
+    row = rounds.KernelRow("gelu_forward", "mine", rounds.default("gelu_forward"))
+    asked = rounds._compare(rounds.RoundPlan(Path("mine.py"), rounds=120), row, child, False)
+    assert asked["analyses"] == [12, 24, 48, 96, 120]

@@ -18,7 +18,7 @@ from cpuopt.cli import common
 from cpuopt.data import corpus
 from cpuopt.errors import UserError
 from cpuopt.files import write_whole
-from cpuopt.files.outputs import check
+from cpuopt.files.outputs import Output, check, check_apart, check_unread
 from cpuopt.library import magics
 from cpuopt.train import checkpoint, inputs, record
 from cpuopt.weights import check_target, open_weights
@@ -392,3 +392,16 @@ def test_two_runs_of_one_name_at_one_instant_both_have_a_folder(monkeypatch):
         assert mine.path.name.endswith("-train.3")
     assert names == [mine.path.name[:-2], f"{mine.path.name[:-2]}.2"]
     assert {p.name for p in Path("here/runs").iterdir()} == {mine.path.name, *names}
+
+
+def test_a_link_to_no_folder_of_runs_is_refused_at_once():
+    os.symlink("nowhere", "runs")
+    with pytest.raises(UserError, match="--runs runs: "):
+        record.check_root(Path("runs"))
+
+
+def test_outputs_beside_each_other_and_a_page_that_is_written_again_are_right():
+    check_apart([Output("--html", Path("runs/a")), Output("--runs", Path("runs"))])
+    Path("run").mkdir()
+    Path("run/report.html").touch()
+    check_unread([Output("--html", Path("run/report.html"))], [Path("run")])

@@ -475,3 +475,11 @@ def test_no_figure_of_a_kernel_that_did_not_pass(result, status):
     assert show(result, 200)[1:] == [why + "adamw[fake]"]
     checks(result, rmsnorm_forward=status)  # which did not run
     assert show(result)[-1] == "checked: 17 kernels right"
+
+
+def test_bars_without_block_characters(result):
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), "ascii", "replace"), width=100)
+    with console.capture() as shown:
+        console.print(*tables.profile_tables(result))
+    assert "########" in shown.get()
+    assert "█" not in shown.get()

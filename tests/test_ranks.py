@@ -248,3 +248,20 @@ def test_a_rank_without_a_share_of_any_bucket_agrees(monkeypatch, tmp_path):
     assert "accumulate[vanilla]" in {*first} ^ {*second}, "both ranks sum, so the model is not small enough"
     with pytest.raises(CommonError, match="the source of gelu"):
         Team(2).run(lambda comm: work(comm, change=True))
+
+
+def test_every_number_of_ranks_makes_the_same_tree():
+    def share(first, n):
+        found = {}
+        for i, leaf in enumerate(tree.leaves(n), first):
+            found[leaf.target] = i
+            for to, by in leaf.sums:
+                found[to] = frozenset((found[to], found.pop(by)))
+        return found
+
+    for M, W in ((m, w) for m in range(1, 33) for w in range(1, m + 1) if tree.divides(w, m)):
+        for rank in range(W):
+            found = {r: share(r * (M // W), M // W)[tree.OWN] for r in range(W)}
+            for to, by in tree.across(W, rank):
+                found[to] = frozenset((found[to], found.pop(by)))
+            assert found == {rank: share(0, M)[tree.OWN]}, (M, W, rank)

@@ -141,6 +141,8 @@ new-kernel gelu | | 'gelu': no such op; the nearest of OPS: gelu_forward, gelu_b
 inspect <nope xyz> vanilla | | '<1>': no such op; none of OPS names is like it; 'cpuopt kernels' lists
 kernels gelo | | kernels 'gelo': no op matches; did you mean 'gelu'?
 lab gelu --limit <0 nan> | | --limit: '<1>': expected a positive number
+check gleu | | check 'gleu': no op matches; did you mean 'gelu'?
+check --variant optimised | | --variant 'optimised'
 check gelu --variant blas | | no kernel is both one of ['gelu'] and of variant ['blas']
 check --threads 0 | | --threads '0': expected numbers of threads up to 4,096, as in 1,2,4
 check --plan --gradient | | --plan with --gradient: gradients have no list of cases; give one of the two

@@ -98,6 +98,7 @@ def test_a_directory_trains_on_it_and_goes_into_gguf_and_back(folder, tmp_path, 
         folder(kind, added_tokens={})
         with pytest.raises(UserError, match=f"GGUF cannot say {words}"):
             save_weights(tmp_path / "n.gguf", SIZES, draw(SIZES.shapes(), 3).__getitem__, tokenizer=path)
+        assert not (tmp_path / "n.gguf").exists()
 
 
 def test_a_tokenizer_json_comes_first(folder, tmp_path):

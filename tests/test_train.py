@@ -366,3 +366,9 @@ def test_the_peak_of_a_run_begins_behind_the_judging_of_its_kernels(monkeypatch,
     judged = gate.require_right(made.engine.kernels[:1], threads=1)
     assert any(r.seconds for r in judged)
     assert peak_rss_bytes() >= before
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bf16", 2)])
+def test_the_planned_memory_has_what_samples_need(prepare, dtype, size):
+    made = prepare(sample_every=1, dtype=dtype)
+    assert made.planned_bytes - made.engine.predicted_peak_bytes == size * made.config.n_params

@@ -139,6 +139,11 @@ def test_a_verdict_is_needed():
     assert changed() == IN_LAYERS
 
 
+def test_the_surest_is_taken():
+    run(Child({(ATTENTION[0], v): ("faster", x) for v, x in (("vanilla", 0.9), ("mine", 0.7), ("twin", 0.8))}))
+    assert set(changed().values()) == {"mine"}
+
+
 def test_a_wrong_kernel_is_never_taken():
     """However fast; one that is only marginal is not either, and the next best is."""
     for word in ("wrong", "marginal"):
