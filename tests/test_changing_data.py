@@ -53,14 +53,6 @@ def blocks():
     return File(Path("x"))
 
 
-def test_a_large_text_becomes_tokens_as_a_small_one_does(monkeypatch):
-    for name, most in (("small", stored.LARGE), ("large", 0)):
-        monkeypatch.setattr(stored, "LARGE", most)
-        assert cli.main(["data", "tokenize", "text.txt", name, "--tokenizer", "bytes"]) == 0
-    for split in ("train", "val"):
-        assert Path(f"large_{split}.bin").read_bytes() == Path(f"small_{split}.bin").read_bytes()
-
-
 def test_a_file_is_read_as_it_was_first_or_not_at_all():
     file, content = blocks(), Path("x").read_bytes()
     for lo, hi in ((0, 10), (BLOCK - 1, BLOCK + 1), (5, N), (N - 1, N), (7, 7), (N, N)):
@@ -183,11 +175,6 @@ def test_a_small_file_is_used_as_it_was_and_the_change_is_said(change):
     assert same_weights(ready, undisturbed)
     with pytest.raises(UserError):
         prepare(checkpoint.newest(result.path), steps=5)
-
-
-def test_a_change_of_a_text_is_said_too():
-    _, _, listener = run(Listener(1, lambda: Path("text.txt").write_text("b" * 400)))
-    assert "'text.txt' was overwritten: byte 0" in listener.notes[0]
 
 
 def test_data_of_one_rank_that_are_cut_end_all_with_a_checkpoint(large):

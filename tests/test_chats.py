@@ -434,8 +434,7 @@ def test_show_prints_examples_with_what_counts_in_brackets(capsys):
     assert "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n[[ A zim. <|im_end|>]]\n" in out
     assert "[[plain\ufffd[2J]]" in out
     assert "2 examples to train on, 0 to validate (bytes)" in out
-    assert cli.main(["data", "show", "c.jsonl", "--limit", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "data", "show", "c.jsonl", "--limit", "1")
     assert [e["where"] for e in found["shown"]] == ["'c.jsonl', line 1"]
     assert sum(found["shown"][0]["counted"]) == found["shown"][0]["targets"] == len(" A zim. ") + 1
     assert cli.main(["data", "show", "c.txt"]) == 2
@@ -550,8 +549,7 @@ def test_a_run_of_epochs_is_that_of_its_steps_and_goes_on_to_more(capsys):
     assert one.read_bytes() == two.read_bytes()
     config = json.loads((epochs / "config.json").read_text())
     assert (config["epochs"], config["steps"]) == (2, 18)
-    assert cli.main(["train", "--config", str(epochs / "config.json"), "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 18
+    assert ran(capsys, "train", "--config", str(epochs / "config.json"), "--dry-run")["steps"] == 18
     for flags, n in ((["--epochs", "3"], 27), (["--steps", "28"], 28), ([], 28)):
         assert cli.main(["train", "--resume", str(epochs), *flags]) == 0
         assert f"{n} steps: {n / 9:.3g} epochs of 9 steps" in capsys.readouterr().out

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from golden.llama2c import draw
 from safetensors.numpy import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models
-from tokenizers.pre_tokenizers import ByteLevel
+from small_tokenizers import byte_pairs
+from tokenizers import AddedToken, Tokenizer
 
 from cpuopt import cli
 from cpuopt.data import companions
@@ -26,15 +26,12 @@ TEMPLATES = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
 
 
 def byte_level():
-    t = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, []))
-    t.decoder = decoders.ByteLevel()
-    t.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    t.add_special_tokens(["<pad>", "<unk>", "<a>", "<b>", "<c>"])
+    t = byte_pairs(texts=[], special=["<pad>", "<unk>", "<a>", "<b>", "<c>"])
     t.add_tokens([AddedToken("</s>", special=False)])
     return t
 
 
-PAD, UNK, A, B, C, TAG = range(256, 262)
+PAD, UNK, A, B, C, TAG = *range(5), 261
 FILES = {
     "tokenizer_config.json": json.dumps({"bos_token": "<a>", "eos_token": {"content": "<b>"}, "unk_token": "<unk>"}),
     "generation_config.json": json.dumps({"eos_token_id": [B, C], "pad_token_id": PAD, "temperature": 0.6}),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from verbs import ran, refused
 
 from cpuopt import cli
 from cpuopt.engine import Engine
@@ -73,12 +74,11 @@ def test_steps_of_two_variants_begin_from_the_same_weights(monkeypatch):
 
 def test_kernels_are_compared_on_the_types_of_the_step(capsys):
     ask = ["ab", "matmul_forward", "vanilla", "optimized", "--model", "gpt2-tiny", "--dtype", "bf16", "--rounds", "6"]
-    assert cli.main([*ask, "-B", "1", "-T", "8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *ask, "-B", "1", "-T", "8")
     assert {t for case in found["results"][0]["cases"] for t in case["types"].values()} == {"bfloat16"}
     assert found["dtype"] == "bf16"
-    assert cli.main(["ab", "matmul_forward", "blas", *ask[3:]]) == 2
-    assert "matmul_forward[blas] does not take 'out' in bfloat16" in capsys.readouterr().err
+    said = refused(capsys, "ab", "matmul_forward", "blas", *ask[3:])
+    assert "matmul_forward[blas] does not take 'out' in bfloat16" in said
 
 
 def test_a_plan_is_for_one_type(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_hostile_files import header, stream
+from verbs import ran, refused
 
 from cpuopt import cli
 from cpuopt.data import tokenizers
@@ -81,8 +82,7 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     save_weights(Path("model.bin"), CONFIG, zeros.__getitem__)
     Path("text.txt").write_text("abcdefgh" * 500)
     flags = ["eval", "--init", "model.bin", "--data", "text.txt", "--variant", "vanilla"]
-    assert cli.main([*flags, "--split", "val", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *flags, "--split", "val")
     assert found["loss"] == pytest.approx(log(256), rel=1e-6)
     assert found["perplexity"] == pytest.approx(256, rel=1e-5)
     assert found["batches"] == 399 // (4 * 32)
@@ -107,8 +107,7 @@ def test_a_named_text_is_read_whole_unless_the_weights_were_trained_on_it(capsys
     Path("text.txt").write_text("abcdefgh" * 500)
     Path("other.txt").write_text("hgfedcba" * 500)
     train = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--save-every", "1"]
-    assert cli.main([*train, "--data", "text.txt", "--variant", "vanilla", "--json"]) == 0
-    run = json.loads(capsys.readouterr().out)["path"]
+    run = ran(capsys, *train, "--data", "text.txt", "--variant", "vanilla")["path"]
 
     def of_tokens(data, *flags):
         how = ["--variant", "vanilla", "--limit", "1", *flags, "--json"]
@@ -133,11 +132,10 @@ def test_eval_reads_choices(capsys, tmp_path, engine):
     save_weights(Path("model.bin"), CONFIG, {n: p.copy() for n, p in engine.parameters().items()}.__getitem__)
     write(tmp_path / "x.bin", EXAMPLES)
     want = evaluate.multiple_choice(engine, read_examples(tmp_path / "x.bin", 256), 12)
-    assert cli.main(["eval", "--init", "model.bin", "--choices", "x.bin", "--variant", "vanilla", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == want
+    assert ran(capsys, "eval", "--init", "model.bin", "--choices", "x.bin", "--variant", "vanilla") == want
     write(tmp_path / "x.bin", [(0, list(range(30)), [[1, 2, 3]] * 4)])
-    assert cli.main(["eval", "--init", "model.bin", "--choices", "x.bin"]) == 2
-    assert "longest example has 33 tokens; the model reads 32" in capsys.readouterr().err
+    said = refused(capsys, "eval", "--init", "model.bin", "--choices", "x.bin")
+    assert "longest example has 33 tokens; the model reads 32" in said
 
 
 def test_bits_per_byte_count_the_bytes_of_the_targets(engine):
@@ -174,8 +172,7 @@ def test_the_lengths_of_tokens_are_those_of_their_text(monkeypatch):
 def test_a_run_ends_with_its_bits_per_byte(capsys):
     Path("text.txt").write_text("abcdefgh" * 500)
     flags = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--data", "text.txt"]
-    assert cli.main([*flags, "--variant", "vanilla", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *flags, "--variant", "vanilla")
     assert found["val_bits_per_byte"] == pytest.approx(found["val_loss"]["1"] / log(2))
     metrics = [json.loads(line) for line in (Path(found["path"]) / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["val_bits_per_byte"] == found["val_bits_per_byte"]

@@ -13,13 +13,14 @@ import pytest
 import safetensors.numpy
 from golden.compare import batch_of, differences, engine_of, written
 from golden.families import FAMILIES, TOLERANCE, distance, kept, summarize
+from verbs import refused
 
 from cpuopt import Choice, cli, models
 from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
 from cpuopt.models.llama import Config as Llama
 from cpuopt.program.fuse import FUSIONS
-from cpuopt.weights import copy_into, open_weights
+from cpuopt.weights import copy_into, open_weights, save_weights
 from cpuopt.weights.gguf import ARCHITECTURES
 from cpuopt.weights.tensors import TensorFile
 
@@ -61,18 +62,34 @@ SAID_ANEW = {"rope_parameters", "bos_token_id", "eos_token_id", "use_sliding_win
 """Keys that may be said in other words: what is not known of a text is null."""
 
 
-def test_scaled_positions_are_read_in_every_layout():
-    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    c = models.model_type("qwen2").from_transformers({"rope_scaling": yarn, "rope_theta": 1e6})
-    assert (c.rope_type, c.rope_factor, c.rope_original_positions, c.rope_beta_fast) == ("yarn", 4.0, 32768, 32.0)
-    assert c.to_json().keys() == models.MODELS["qwen2"]().to_json().keys()  # as files of earlier versions have them
-    other = models.model_type("qwen2").from_transformers({"rope_scaling": yarn | {"beta_slow": 2}, "rope_theta": 1e6})
-    assert other.to_json()["rope_beta_slow"] == 2
-    assert models.from_json(other.to_json()) == other
-    long = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
-    c = models.model_type("phi3").from_transformers({"rope_scaling": long, "max_position_embeddings": 131072})
-    assert (c.rope_type, c.rope_original_positions, c.block_size) == ("longrope", 4096, 4096)
+def test_sizes_survive_json_as_earlier_versions_wrote_them():
+    for name, more in (("qwen2", {}), ("qwen2", {"beta_slow": 2}), ("phi3", {})):
+        rope = YARN | more if name == "qwen2" else LONG
+        c = models.model_type(name).from_transformers({"rope_scaling": rope, "max_position_embeddings": 131072})
+        assert models.from_json(c.to_json()) == c
+        assert ("rope_beta_slow" in c.to_json()) == bool(more)  # a default is left out, as before there was the key
     assert c.to_transformers()["original_max_position_embeddings"] == 4096
+    for config in models.PRESETS.values():
+        assert type(config).from_transformers(json.loads(json.dumps(config.to_transformers()))) == config
+
+
+def test_a_missing_key_is_the_class_default_of_transformers():
+    for kind, given, want in (
+        ("llama", {}, (32000, 4096, 11008, 32, 32, 32, 128, 2048)),
+        ("qwen2", {"num_attention_heads": 64}, (151936, 4096, 22016, 32, 64, 32, 64, 32768)),
+        ("qwen3", {}, (151936, 4096, 22016, 32, 32, 32, 128, 32768)),
+    ):
+        made = models.model_type(kind)
+        assert made.from_transformers(given) == made(*want, rms_norm_eps=1e-6)
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""Without the length of the original context."""
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONG = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+SHORT = LLAMA3 | {"original_max_position_embeddings": 128}
+THETA, DEFAULT = {"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5, "rope_factor": 1.0}
+TWICE = {"rope_type": "linear", "rope_theta": 1e4, "rope_factor": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -85,13 +102,26 @@ def test_scaled_positions_are_read_in_every_layout():
         ("mistral", {"head_dim": None, "num_key_value_heads": None}, {"head_dim": 128, "num_key_value_heads": 32}),
         ("qwen2", {"sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 21}, {}),
         ("qwen3", {"dtype": "bfloat16", "torch_dtype": "float16"}, {"head_dim": 128}),
+        ("mistral", {"rope_scaling": {"type": "yarn", "factor": 16.0, "finetuned": True}}, {"rope_factor": 16.0}),
+        ("llama", {}, DEFAULT | {"rope_theta": 1e4}),
+        ("llama", THETA, DEFAULT),
+        ("llama", THETA | {"rope_scaling": None}, DEFAULT),
+        ("llama", THETA | {"rope_parameters": {"rope_theta": 7.0}}, DEFAULT | {"rope_theta": 7.0}),
+        ("llama", {"rope_scaling": {}, "rope_parameters": {**THETA, "partial_rotary_factor": 1.0}}, DEFAULT),
+        ("llama", THETA | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, TWICE | THETA),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}, TWICE),
+        ("llama", {"rope_scaling": {"type": "mrope", "rope_type": "linear", "factor": 2}}, TWICE),
+        ("llama", {"rope_scaling": LLAMA3, "max_position_embeddings": 4096}, {"rope_original_positions": 4096}),
+        ("llama", {"rope_parameters": SHORT}, {"rope_original_positions": 128, "rope_high_freq_factor": 4.0}),
+        ("llama", {"rope_parameters": SHORT, "original_max_position_embeddings": 64}, {"rope_original_positions": 64}),
+        ("qwen2", THETA | {"rope_scaling": YARN}, {"rope_original_positions": 32768, "rope_beta_fast": 32.0}),
         (
-            "mistral",
-            {"rope_scaling": {"type": "yarn", "factor": 16.0, "finetuned": True}, "max_position_embeddings": 8192},
-            {"rope_type": "yarn", "rope_factor": 16.0, "rope_original_positions": 8192},
+            "phi3",
+            {"rope_scaling": LONG, "max_position_embeddings": 131072},
+            {"block_size": 4096},
         ),
-        ("llama", {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}}, {"rope_factor": 2}),
-        ("llama", {"rope_scaling": {}, "rope_parameters": {"rope_theta": 5e5}}, {"rope_theta": 5e5}),
+        ("qwen3", {"num_key_value_heads": None}, {"num_key_value_heads": 32}),
+        ("qwen2", {"head_dim": None, "hidden_size": 64}, {"head_dim": 2}),
     ],
 )
 def test_what_people_have_is_read(kind, given, want):
@@ -102,6 +132,40 @@ def test_what_people_have_is_read(kind, given, want):
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+        ("llama", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("llama", {"sliding_window": 4096}, "sliding_window is 4096"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ("llama", {"num_attention_heads": "6"}, "num_attention_heads is '6'"),
+        ("llama", {"num_attention_heads": 6, "num_key_value_heads": 4}, "not a multiple of num_key_value_heads = 4"),
+        ("llama", {"head_dim": 3}, "head_dim = 3"),
+        ("llama", {"hidden_size": 2**40}, "hidden_size is 1099511627776"),
+        ("llama", {"num_hidden_layers": 9 * 10**60}, "num_hidden_layers is 9000"),
+        ("llama", {"rms_norm_eps": "\x1b[2J"}, "rms_norm_eps is '\\x1b[2J'"),
+        ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings is None"),
+        ("llama", {"rope_parameters": LLAMA3, "rope_scaling": YARN}, "rope_parameters and rope_scaling differ"),
+        *(
+            ("llama", {"rope_parameters": rope}, said)
+            for rope, said in (
+                ({"rope_type": "ntk", "factor": 4.0}, "rope_type 'ntk'; expected default, linear, dynamic, llama3"),
+                ([1], "rope_parameters is [1]; expected an object"),
+                ({"rope_type": ["llama3"]}, "has the rope_type ['llama3']"),
+                ({"rope_type": "linear"}, "lacks 'factor'"),
+                ({k: x for k, x in LLAMA3.items() if k != "high_freq_factor"}, "lacks 'high_freq_factor'"),
+                (LLAMA3 | {"low_freq_factor": 4.0}, "rope_low_freq_factor = 4.0"),
+                (LLAMA3 | {"factor": "8"}, "rope_factor is '8'"),
+                (LLAMA3 | {"factor": -8.0}, "rope_factor is -8.0"),
+                (LLAMA3 | {"attention_factor": 2.0}, "has 'attention_factor', which cpuopt does not compute"),
+                ({"partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25"),
+                ({"full_attention": {"rope_theta": 5.0}}, "has 'full_attention'"),
+                ({"rope_theta": None}, "rope_theta is None"),
+                ({"rope_theta": 0}, "rope_theta is 0"),
+            )
+        ),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0; expected a whole number from 1"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries; expected one for each layer"),
         ("smollm3", {"no_rope_layers": "1"}, "no_rope_layers is '1'; expected a list"),
@@ -113,24 +177,20 @@ def test_what_people_have_is_read(kind, given, want):
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "lacks 'long_factor'"),
         (
             "phi3",
-            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 47, "long_factor": [1.0] * 48}},
-            "rope_short_factor has 47 numbers; expected 48",
+            {"rope_scaling": LONG | {"short_factor": [1.0] * 47}},
+            "short_factor has 47 numbers; expected 48",
         ),
         (
             "phi3",
-            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [0.0] * 48}},
-            "rope_long_factor has 48 numbers; expected 48 above 0",
+            {"rope_scaling": LONG | {"long_factor": [0.0] * 48}},
+            "long_factor has 48 numbers; expected 48 a",
         ),
         (
             "phi3",
-            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}},
-            "factor is 2.0; expected max_position_embeddings / original_max_position_embeddings",
+            {"rope_scaling": LONG | {"factor": 2.0}},
+            "factor is 2.0; expected max_position_embeddings / ",
         ),
-        (
-            "gemma2",
-            {"layer_types": ["full_attention", "chunked_attention"], "num_hidden_layers": 2},
-            "layer_types has 'c",
-        ),
+        ("gemma2", {"layer_types": ["full_attention", "chunked"], "num_hidden_layers": 2}, "layer_types has 'c"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
         ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which transformers and"),
@@ -157,6 +217,7 @@ def test_what_cannot_be_computed_is_refused_by_its_key(kind, given, said):
     with pytest.raises(UserError) as e:
         models.model_type(kind).from_transformers(given)
     assert said in str(e.value)
+    assert str(e.value).isprintable()
 
 
 WRONG = [
@@ -220,15 +281,37 @@ def test_files_of_a_model_without_its_head_are_read(tmp_path):
         open_weights(folder)
 
 
+def test_a_tied_head_may_be_there_and_must_be_equal(tmp_path):
+    folder = written(tmp_path / "there", FAMILIES["llama"], KEPT["llama"][0])
+    path = folder / "model.safetensors"
+    arrays = safetensors.numpy.load_file(path)
+    head = arrays["model.embed_tokens.weight"].copy()
+    safetensors.numpy.save_file({**arrays, "lm_head.weight": head}, path)
+    here = open_weights(folder)
+    assert all(np.array_equal(here.read(name), x) for name, x in arrays.items())
+    head[3, 4] += 1
+    safetensors.numpy.save_file({**arrays, "lm_head.weight": head}, path)
+    with pytest.raises(UserError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        open_weights(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    assert np.array_equal(open_weights(folder).read("lm_head.weight"), head)
+
+
+def test_a_llama_that_transformers_refuses_is_not_written(tmp_path):
+    with pytest.raises(UserError, match=r"hidden_size = 25 is not a multiple .* transformers refuses"):
+        save_weights(tmp_path / "hf", Llama(61, 25, 20, 1, 6, 2, 4, 16), lambda name: pytest.fail("read"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_scaling_that_gguf_would_lose_is_not_written(tmp_path, capsys):
     there = written(tmp_path / "there", FAMILIES["mistral, dynamic"], KEPT["mistral, dynamic"][0])
-    assert cli.main(["convert", str(there), str(tmp_path / "x.gguf")]) == 2
-    assert "rope_type is 'dynamic', which cpuopt does not write to GGUF" in capsys.readouterr().err
+    said = refused(capsys, "convert", str(there), str(tmp_path / "x.gguf"))
+    assert "rope_type is 'dynamic', which cpuopt does not write to GGUF" in said
 
 
 def test_an_adapter_of_a_layer_that_files_do_not_have_is_refused_before_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     flags = ["train", "--model", "phi3-tiny", "-B", "1", "-T", "8", "--steps", "1", "--save", "adapter", "--lora"]
-    assert cli.main([*flags, "r=2,targets=q_proj"]) == 2
-    assert "'model.layers.0.self_attn.q_proj' in self_attn.qkv_proj" in capsys.readouterr().err
+    assert "'model.layers.0.self_attn.q_proj' in self_attn.qkv_proj" in refused(capsys, *flags, "r=2,targets=q_proj")
     assert list(tmp_path.iterdir()) == []

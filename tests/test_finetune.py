@@ -9,8 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from small_tokenizers import byte_pairs
 from test_pages import commands
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cpuopt import cli, nn
 from cpuopt.engine import Engine
@@ -26,16 +26,10 @@ SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "m
 
 def make_base(questions):
     """Write a directory of a model with random weights: config.json, model.safetensors, tokenizer.json."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    how = {"special_tokens": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "show_progress": False}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([questions], trainers.BpeTrainer(vocab_size=512, initial_alphabet=alphabet, **how))
     config = parse(json.dumps(SIZES))
     engine = Engine(config.module(), config.specs(1, 8), threads=1, seed=0, train=False)
     save_weights(Path("base"), config, engine.parameters().__getitem__)
-    tokenizer.save("base/tokenizer.json")
+    byte_pairs(texts=[questions], size=512).save("base/tokenizer.json")
 
 
 @pytest.fixture

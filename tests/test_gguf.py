@@ -8,7 +8,7 @@ import pytest
 import verbs
 from golden.llama2c import draw
 
-from cpuopt import cli, models
+from cpuopt import cli
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
 from cpuopt.models import gpt2
@@ -83,8 +83,10 @@ def refused(path):
     return str(e.value)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("case", CASES)
+NARROW = [(case, dtype) for case in ("llama-tied", "gpt2") for dtype in ("bf16", "f16")]
+
+
+@pytest.mark.parametrize(("case", "dtype"), [*((case, "f32") for case in CASES), *NARROW])
 def test_a_directory_comes_back_identical(case, dtype, tmp_path):
     config, params = CASES[case], drawn(CASES[case], dtype)
     save_weights(tmp_path / "hf", config, params.__getitem__, dtype)
@@ -220,20 +222,6 @@ def test_a_scaling_of_llama_3_of_other_files(saved):
     assert "is no scaling of Llama 3" in refused(path)
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny"])
-def test_a_run_starts_from_a_file_and_writes_one(name, saved, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    config = models.parse(name)
-    save_weights(tmp_path / "hf", config, saved(config, "bf16")[2].read)
-    (tmp_path / "text.txt").write_text("a text of some length, again and again\n" * 40)
-    words = ["-B", "2", "-T", "16", "--data", "text.txt", "--tokenizer", "bytes", "--limit", "2", "--json"]
-    losses = []
-    for init in ("m.gguf", "hf"):
-        assert cli.main(["eval", "--init", init, *words]) == 0
-        losses.append(capsys.readouterr().out.replace(init, ""))
-    assert losses[0] == losses[1]
-
-
 def test_a_mistral_is_a_llama_of_its_window(saved):
     """llama.cpp reads a Mistral as a llama, without its window; within that window both compute the same."""
     _, params, weights = saved(Mistral(61, 32, 64, 2, 4, 2, 8, 64, sliding_window=16))
@@ -266,9 +254,8 @@ def test_what_llama_cpp_computes_otherwise_is_not_written(words, tmp_path):
 def test_another_model_another_type_and_numbers_that_are_none_are_refused(tmp_path, saved, capsys, monkeypatch):
     path, params, _ = saved(SMALL)
     convert = ["convert", str(path), str(tmp_path / "new")]
-    assert "a Hugging Face directory holds float32, f16, bf16; got q8_0" in verbs.refused(
-        capsys, *convert, "--dtype", "q8_0"
-    )
+    said = verbs.refused(capsys, *convert, "--dtype", "q8_0")
+    assert "a Hugging Face directory holds float32, f16, bf16; got q8_0" in said
 
     class Odd(Config):
         model = "odd"
@@ -342,13 +329,6 @@ def test_rows_that_fill_no_blocks_are_float16(package, saved):
     assert np.array_equal(weights.read(down), np.float32(np.float16(params[down])))
 
 
-def q4_0(raw):
-    """Numbers of blocks of a scale in float16 and 32 halves of a byte: the low halves first, 8 less."""
-    scale = np.frombuffer(raw, "<f2").reshape(-1, 9)[:, :1].astype(np.float32)
-    bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 18)[:, 2:]
-    return scale * (np.concatenate([bytes_ & 15, bytes_ >> 4], 1).astype(np.float32) - 8)
-
-
 @pytest.mark.parametrize("kind", [k for k, (_, block, _) in container.STORED.items() if block > 1])
 def test_every_kind_of_blocks_is_read(package, kind, tmp_path):
     config = Config(64, 256, 256, 1, 4, 2, 64, 16, tie_word_embeddings=True)
@@ -376,8 +356,6 @@ def test_every_kind_of_blocks_is_read(package, kind, tmp_path):
     assert len(np.unique(got)) > 8
     data = np.frombuffer(raw["blk.0.ffn_up.weight"], np.uint8).reshape(256, -1)
     assert np.array_equal(got, package.dequantize(data, package.GGMLQuantizationType[kind]))
-    if kind == "Q4_0":
-        assert np.array_equal(got, q4_0(raw["blk.0.ffn_up.weight"]).reshape(256, 256))
 
 
 def test_a_scale_that_is_no_number_is_refused(package, saved, tmp_path, capsys):
@@ -386,8 +364,7 @@ def test_a_scale_that_is_no_number_is_refused(package, saved, tmp_path, capsys):
     for scale in (np.nan, np.inf):
         content[place.start : place.start + 2] = np.float16(scale).tobytes()
         path.write_bytes(content)
-        assert cli.main(["convert", str(path), str(tmp_path / "hf")]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        line = verbs.refused(capsys, "convert", str(path), str(tmp_path / "hf"))
         assert "mlp.up_proj.weight holds" in line
         assert "expected finite numbers" in line
 
@@ -396,6 +373,5 @@ def test_a_missing_package_is_named(saved, tmp_path, monkeypatch, capsys, packag
     path, _, _ = saved(SMALL, "q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     for target in ("hf", "n.gguf"):
-        assert cli.main(["convert", str(path), str(tmp_path / target)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "needs the library gguf, which is not installed; pip install 'cpuopt[gguf]'" in line
+        said = verbs.refused(capsys, "convert", str(path), str(tmp_path / target))
+        assert "needs the library gguf, which is not installed; pip install 'cpuopt[gguf]'" in said

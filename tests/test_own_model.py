@@ -146,8 +146,7 @@ def test_a_config_of_a_file_generates(capsys):
     assert (config.vocab_size, config.block_size, config.model, models.name_of(config)) == (
         *(256, 32, "file", "own.py:Sizes"),
     )
-    assert cli.main(["generate", "--model", "own.py:Sizes", "--prompt", "ab", "--max-tokens", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tokens"] == 3
+    assert ran(capsys, "generate", "--model", "own.py:Sizes", "--prompt", "ab", "--max-tokens", "3")["tokens"] == 3
 
 
 def test_no_checkpoint_runs_the_file_of_its_model(capsys, monkeypatch):
@@ -222,9 +221,8 @@ def test_a_name_that_is_no_model_is_refused(name, why):
 def test_what_a_model_of_a_file_cannot_have_is_refused(capsys):
     assert "no such file" in refused(capsys, "program", "--model", "gone.py:Net")
     assert "name the class or the function in it, as in own.py:Net" in refused(capsys, "program", "--model", "own.py")
-    assert "brings its own inputs; leave --data out" in refused(
-        capsys, "train", "--model", "own.py:fixed", "--data", "x.txt"
-    )
+    said = refused(capsys, "train", "--model", "own.py:fixed", "--data", "x.txt")
+    assert "brings its own inputs; leave --data out" in said
     assert "a context of 16 tokens" in refused(capsys, "program", "--model", "own.py:Net")
     assert "Hugging Face's files" in refused(capsys, "train", "--model", "own.py:Net", "-T", "8", "--save", "x")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 import numpy as np
 import pytest
+import verbs
 
 from cpuopt import cli
 from cpuopt.data import templates
@@ -173,22 +174,14 @@ def load(T=256, **how):
 
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
 GLOBALS = "__init__.__globals__"
+FOR, END, FULL = "{% for i in range(99999) %}", "{% endfor %}", "it needs more than 512 MB of memory"
 HOSTILE = {
-    "an endless loop": (
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "no answer to",
-    ),
-    "a text times a number": ("{{ 'a' * 10 ** 10 }}", "it needs more than 512 MB of memory"),
-    "a text that is doubled": (
-        "{% set n = namespace(a='aa') %}{% for i in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
-        "it needs more than 512 MB of memory",
-    ),
-    "a list joined": (
-        "{{ (range(99999) | list * 9999) | join(messages[0].content * 9999) }}",
-        "it needs more than 512 MB",
-    ),
-    "ljust": ("{{ 'a'.ljust(10 ** 12) }}", "it needs more than 512 MB of memory"),
-    "format's width": ("{{ '%9999999999d' % 1 }}", "it needs more than 512 MB of memory"),
+    "an endless loop": (f"{FOR}{FOR}{END}{END}", "no answer to"),
+    "a text times a number": ("{{ 'a' * 10 ** 10 }}", FULL),
+    "a text that is doubled": ("{% set n = namespace(a='aa') %}" + FOR + "{% set n.a = n.a ~ n.a %}" + END, FULL),
+    "a list joined": ("{{ (range(99999) | list * 9999) | join(messages[0].content * 9999) }}", FULL),
+    "ljust": ("{{ 'a'.ljust(10 ** 12) }}", FULL),
+    "format's width": ("{{ '%9999999999d' % 1 }}", FULL),
     "a long text": ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "it makes more than 2,097,152 characters"),
     "a long range": ("{{ range(10 ** 12) | list }}", "Range too big"),
     "a power": ("{{ 9 ** (9 ** 9) }}", "no answer to"),
@@ -211,7 +204,7 @@ HOSTILE = {
     "append": ("{% set x = messages.append(1) %}", "unsafe"),
     "pop": ("{{ messages.pop() }}", "unsafe"),
     "update": ("{{ messages[0].update({'role': 'system'}) }}", "unsafe"),
-    "a date": ("{{ strftime_now('%Y' * 10 ** 9) }}", "it needs more than 512 MB of memory"),
+    "a date": ("{{ strftime_now('%Y' * 10 ** 9) }}", FULL),
     "an undefined name": ("{{ nothing.at.all }}", "'nothing' is undefined"),
     "no template": ("{% if", "line 1: unexpected 'end of template'"),
     "no text": (b"{{ '\xff' }}", "is no UTF-8"),
@@ -405,10 +398,9 @@ def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without
     assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat?" in out
     assert "<|im_start|>system\nBe odd.<|im_end|>" in out
     Path("chat_template.jinja").write_text("{{ raise_exception('Only after dark') }}")
-    assert cli.main(show) == 2
-    assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark\n" in capsys.readouterr().err
-    assert cli.main(["train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x"]) == 2
-    assert "--system: --data builtin is text, without examples" in capsys.readouterr().err
+    assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark" in verbs.refused(capsys, *show)
+    line = verbs.refused(capsys, "train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x")
+    assert "--system: --data builtin is text, without examples" in line
 
 
 def test_verbs_take_the_template_of_the_model(capsys):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from listening import KilledError, Listener, die
+from verbs import refused
 
-from cpuopt import cli
 from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job, tensorboard
 from cpuopt.train.record import Run
@@ -83,20 +83,15 @@ def test_a_resumed_run_goes_on_with_the_same_curve(run, monkeypatch, old):
     }[old]  # fmt: skip
 
 
-def test_a_number_that_is_none_and_a_byte_that_is_wrong(tmp_path):
+def test_a_number_that_is_none(tmp_path):
     first = {"step": 1, "loss": None, "lr": 0.1, "grad_norm": math.inf, "step_ms": 1.0, "tokens_per_s": 2.0}
     run = Run(tmp_path, "x", {})
     run.begin_events([first], {})
     run.step_done({**first, "step": 2, "loss": 3.0})
-    (file,) = run.path.glob(tensorboard.FILES)
     (one, two), norms = (curves(run.path)[tag] for tag in ("loss/train", "grad_norm"))
     assert math.isnan(one[1])
     assert two == (2, 3.0)
     assert norms[0] == (1, math.inf)
-    content = bytearray(file.read_bytes())
-    content[-8] ^= 1
-    file.write_bytes(content)
-    assert len(curves(run.path)["loss/train"]) == 1
 
 
 def test_what_the_disk_does_not_take_is_written_later(tmp_path):
@@ -118,8 +113,7 @@ def test_what_the_disk_does_not_take_is_written_later(tmp_path):
 def test_the_extra_is_named_where_it_is_missing_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    assert cli.main(["train", "--model", "gpt2-tiny", "--tensorboard"]) == 2
-    assert "pip install 'cpuopt[tensorboard]'" in capsys.readouterr().err
+    assert "pip install 'cpuopt[tensorboard]'" in refused(capsys, "train", "--model", "gpt2-tiny", "--tensorboard")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="tensorboardX, which is not installed"):
         job.Settings(tensorboard=True).check()

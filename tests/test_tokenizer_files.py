@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.llama2c import draw, model_bin, tokenizer_bin
+from golden.llama2c import draw, model_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from listening import Listener
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from small_tokenizers import byte_pairs, pieces
+from tokenizers import AddedToken, Tokenizer, decoders, models, processors
+from verbs import ran, refused
 
 from cpuopt import cli
 from cpuopt.data import encoding, tokenizers
@@ -36,32 +38,12 @@ TEXT = Path(json.__file__).read_text() + "naïve café, größer, 你好 \U0001f
 
 def byte_level():
     """The kind of GPT-2, Llama 3, SmolLM2 and Qwen, with Llama 3's first token and Qwen's chat."""
-    t = Tokenizer(models.BPE())
-    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    t.decoder = decoders.ByteLevel()
     special = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    t.train_from_iterator(
-        [TEXT],
-        trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
-    )
+    t = byte_pairs(texts=[TEXT], size=400, special=special)
     t.add_tokens([AddedToken("<think>", special=False)])
     t.post_processor = processors.TemplateProcessing(
         single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
     )
-    return t
-
-
-def sentencepiece():
-    """The kind of Llama 2 and TinyLlama."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
-    ids = {p: i for i, p in enumerate(pieces)}
-    t = Tokenizer(models.BPE(ids, [("▁", "a"), ("a", "b"), ("▁a", "b")], unk_token="<unk>", byte_fallback=True))
-    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    t.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    t.add_special_tokens(["<unk>", "<s>", "</s>"])
     return t
 
 
@@ -122,11 +104,11 @@ def test_a_unigram_that_finds_special_tokens_in_text_is_stopped(read):
 
 
 def test_sentencepiece_kind_has_spaces_and_single_bytes(read):
-    t = read(sentencepiece())
-    ids = t.encode("ab a\u20ac")
-    assert b"".join(map(t.token_bytes, ids)) == " ab a\u20ac".encode()
-    assert ids[-3:] == [0xE2 + 3, 0x82 + 3, 0xAC + 3]
-    assert (t.eot, t.before, t.stops, t.start("")) == (1, [], {2}, [1])
+    t = read(pieces())
+    ids = t.encode("hen a\u20ad")
+    assert b"".join(map(t.token_bytes, ids)) == " hen a\u20ad".encode()
+    assert ids[-3:] == [0xE2 + 3, 0x82 + 3, 0xAD + 3]
+    assert (t.eot, t.before, t.stops, t.start("")) == (1, [1], {2}, [1])
 
 
 def tags(behind=False):
@@ -288,8 +270,7 @@ def test_text_becomes_token_files_that_are_the_same_data(tmp_path, file, capsys)
     text, tokens = (load_corpus(str(tmp_path / name), **sizes) for name in ("a.txt", "mine_train.bin"))
     assert (tokens.train.tolist(), tokens.val.tolist()) == (text.train.tolist(), text.val.tolist())
     capsys.readouterr()
-    assert cli.main(flags) == 2
-    assert "mine_train.bin: it is there already" in capsys.readouterr().err
+    assert "mine_train.bin: it is there already" in refused(capsys, *flags)
 
 
 def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(tmp_path, capsys, monkeypatch):
@@ -322,8 +303,7 @@ def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(tmp_path, capsys, 
         "t.bin --out new": "'t.bin' has tokens by its name; expected text",
         "none.txt --out new": "there is no data 'none.txt'",
     }.items():
-        assert cli.main(["data", "train-tokenizer", *words.split()]) == 2
-        assert error in capsys.readouterr().err
+        assert error in refused(capsys, "data", "train-tokenizer", *words.split())
     assert not Path("new").exists()
 
 
@@ -349,17 +329,6 @@ def folder(tmp_path, file):
     return tmp_path / "hf"
 
 
-def test_a_tokenizer_and_the_marks_stay_with_the_weights(tmp_path, folder, file):
-    names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    assert sorted(p.name for p in folder.iterdir()) == names
-    assert cli.main(["convert", str(folder), str(tmp_path / "again")]) == 0
-    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == sorted([*names, "generation_config.json"])
-    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == file.read_bytes()
-    weights = open_weights(tmp_path / "again")
-    assert (weights.tokenizer, weights.marks) == (str(tmp_path / "again" / "tokenizer.json"), Marks(0, (1, 3)))
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [1, 3]
-
-
 @pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("several", [False, True])
 def test_a_text_ends_at_the_ids_that_the_files_of_a_model_name(tmp_path, folder, capsys, where, several):
@@ -369,15 +338,14 @@ def test_a_text_ends_at_the_ids_that_the_files_of_a_model_name(tmp_path, folder,
         text = text.replace(name, f"<|fin {number}|>")
     (folder / "tokenizer.json").write_text(text)
     assert get_tokenizer(str(folder / "tokenizer.json")).stops == {1, 3}
-    flags = ["generate", "--init", str(folder), "--prompt", "ab", "--max-tokens", "9", "--temperature", "2", "--json"]
+    flags = ["generate", "--init", str(folder), "--prompt", "ab", "--max-tokens", "9", "--temperature", "2"]
 
     def generated(eos):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
         known = json.loads((folder / where).read_text()) if (folder / where).exists() else {}
         (folder / where).write_text(json.dumps(known | {"eos_token_id": eos}))
-        assert cli.main(flags) == 0
-        return json.loads(capsys.readouterr().out)
+        return ran(capsys, *flags)
 
     found = generated(None)
     assert not get_tokenizer(str(folder / "tokenizer.json")).stops
@@ -425,29 +393,13 @@ def test_a_tokenizer_that_is_gone_at_the_end_of_a_run_costs_no_weights(tmp_path,
     assert (out / "tokenizer.json").read_bytes() == kept
 
 
-def test_a_checkpoint_names_no_file_elsewhere(tmp_path):
-    for name, want in {"bytes": "bytes", "tokenizer.json": str(tmp_path / "tokenizer.json")}.items():
-        found = checkpoint.Checkpoint(tmp_path / "checkpoints" / "step-00000001", {"tokenizer": name})
-        assert found.tokenizer == want
-    with pytest.raises(UserError, match="damaged"):
-        _ = checkpoint.Checkpoint(tmp_path / "a" / "b", {"tokenizer": "../tokenizer.json"}).tokenizer
-
-
-def test_a_model_of_the_other_kind_takes_its_tokenizer_too(tmp_path):
-    (tmp_path / "a.txt").write_text(TEXT)
-    (tmp_path / "tok.bin").write_bytes(tokenizer_bin(512))
-    corpus = load_corpus(str(tmp_path / "a.txt"), vocab_size=512, T=8, B=2, tokenizer=str(tmp_path / "tok.bin"))
-    assert corpus.train[:2].tolist() == [1, get_tokenizer(str(tmp_path / "tok.bin")).encode(TEXT)[0]]
-
-
 def test_a_tokenizer_of_another_model_in_the_folder_is_refused_by_name(tmp_path, file, capsys):
     c = replace(PRESETS["llama-tiny"], num_hidden_layers=1)
     (tmp_path / "m.bin").write_bytes(model_bin(c, draw(c.shapes(), 3)))
     shutil.copy(file, tmp_path / "tokenizer.json")
     for verb in (["generate", "--prompt", "a", "--init"], ["eval", "--data", "builtin", "--init"], ["convert"]):
         target = [str(tmp_path / "new")] if verb == ["convert"] else []
-        assert cli.main([*verb, str(tmp_path / "m.bin"), *target]) == 2
-        error = capsys.readouterr().err
+        error = refused(capsys, *verb, str(tmp_path / "m.bin"), *target)
         assert "has 401 tokens, and the model's vocabulary 256; name the model's own with --tokenizer" in error
     assert not (tmp_path / "new").exists()
     assert cli.main(["convert", str(tmp_path / "m.bin"), str(tmp_path / "new"), "--tokenizer", "bytes"]) == 0

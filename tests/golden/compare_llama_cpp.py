@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from llama2c import tokenizer_bin
@@ -109,45 +110,18 @@ def tokenizer(kind: str, folder: Path) -> str:
     """Make a tokenizer that has learned the text; return its name or its file."""
     if kind == "bytes":
         return kind
+    from small_tokenizers import byte_pairs, pieces
+
     folder.mkdir()
     if kind == "tokenizer.bin":
         (folder / kind).write_bytes(tokenizer_bin(V))
         return str(folder / kind)
-    import tokenizers
-    from tokenizers import decoders, normalizers, pre_tokenizers, processors, trainers
-
-    from cpuopt.data.ggml import BYTE_LEVEL, PATTERNS
-
+    learned = {"texts": [TEXT], "size": V - 9}
     if kind == "pieces":
-        made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-        steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-        made.normalizer = normalizers.Sequence(steps)
-        back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        made.decoder = decoders.Sequence(back)
-        tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-        made.train_from_iterator(
-            [TEXT],
-            trainers.BpeTrainer(vocab_size=V - 9, special_tokens=tokens, max_token_length=5, show_progress=False),
-        )
-        made.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
-        content = json.loads(made.to_str())
-        content["added_tokens"] = content["added_tokens"][:3]
+        made = pieces(**learned, longest=5)
     else:
-        made = tokenizers.Tokenizer(tokenizers.models.BPE())
-        patterns, whole = PATTERNS[kind]
-        cuts = [pre_tokenizers.Split(tokenizers.Regex(p), "isolated") for p in patterns]
-        made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        special = ["<|endoftext|>", "<|im_end|>"]
-        made.train_from_iterator(
-            [TEXT],
-            trainers.BpeTrainer(
-                vocab_size=V - 9, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-            ),
-        )
-        content = json.loads(made.to_str())
-        content["model"]["ignore_merges"], content["decoder"] = whole, BYTE_LEVEL
-    (folder / "tokenizer.json").write_text(json.dumps(content))
+        made = byte_pairs(kind, **learned, special=["<|endoftext|>", "<|im_end|>"])
+    made.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")
 
 
@@ -156,20 +130,7 @@ def make(name: str, folder: Path) -> None:
     sizes, kind = MODELS[name]
     (folder / "text.txt").write_text(TEXT * 40)
     words = ["--tokenizer", tokenizer(kind, folder / name), "--data", folder / "text.txt", "--runs", folder / "runs"]
-    words += [
-        "-B",
-        4,
-        "-T",
-        48,
-        "--steps",
-        STEPS.get(name, 90),
-        "--lr",
-        3e-3,
-        "--warmup-steps",
-        5,
-        "--seed",
-        1,
-    ]
+    words += ["-B", 4, "-T", 48, "--steps", STEPS.get(name, 90), "--lr", 3e-3, "--warmup-steps", 5, "--seed", 1]
     cpuopt("train", "--model", json.dumps(sizes), *words, "--save", folder / f"{name}-hf")
     for dtype in DTYPES:
         cpuopt("convert", folder / f"{name}-hf", folder / f"{name}-{dtype}.gguf", "--dtype", dtype)
