@@ -4,13 +4,11 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from verbs import ran, refused
 
 from cpuopt import cli
 from cpuopt.train import checkpoint, trainer
-from cpuopt.train.checkpoint import best_step
 
 LOSSES = [9.0, 5.0, 3.0, 3.5, 3.0, float("nan"), 2.0, 1.0]
 """Of the validations after 0, 1, 2, ... steps: the best of the first six is that after step 2."""
@@ -99,9 +97,3 @@ def test_it_needs_something_to_validate_on(capsys):
     Path("c.jsonl").write_text('{"text": "a"}\n')
     assert "--keep-best: the data have nothing held out" in refused(capsys, *RUN, "--keep-best")
     assert not os.path.exists("runs")
-
-
-def test_the_first_of_equal_losses_is_the_best_and_none_that_is_not_finite():
-    assert best_step({"0": 0.5, "10": 2.0, "9": 2.0, "11": float("nan"), "12": None}) == 9
-    assert best_step({"0": 0.5, "1": float("inf")}) is None
-    assert np.isfinite(LOSSES[:5]).all()
