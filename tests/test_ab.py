@@ -348,7 +348,7 @@ def _here(tmp_path, monkeypatch):
     Path("mine.py").write_text(FILE)
 
 
-def test_sizes_are_those_of_b_and_t_like_those_of_every_verb(capsys):
+def test_sizes_are_those_of_b_and_t_like_those_of_every_verb():
     def sizes(*flags):
         parser = argparse.ArgumentParser()
         verb.flags(parser)

@@ -183,7 +183,7 @@ def test_scratch_of_another_length_is_a_difference(here, capsys, monkeypatch):
     assert len({code.split("-")[0] for row in found for code in row["codes"]}) == 1
 
 
-def test_a_kernel_that_is_wrong_fails_the_gate(here, capsys, tmp_path):
+def test_a_kernel_that_is_wrong_fails_the_gate(here, tmp_path):
     flags = ["--base", "base", "--head", "wrong", "--only", "gelu_forward?vanilla?", "--markdown", "gate.md"]
     flags[-1] = str(tmp_path / "gate.md")
     assert cli.main(["gate", *flags, "--threads", "1"]) == 1
@@ -304,7 +304,7 @@ def test_slower_beside_other_processes_is_no_verdict(here, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "nan"])
-def test_a_wrong_number_of_percent_is_refused(text, capsys):
+def test_a_wrong_number_of_percent_is_refused(text):
     with pytest.raises(SystemExit):
         cli.main(["gate", "--base", "main", "--slower", text])
     assert verb.percent("2.5") == 2.5

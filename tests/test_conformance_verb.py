@@ -146,14 +146,6 @@ def test_marginal_is_named_and_explained():
     assert "marginal: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 
-def test_the_package_is_checked_at_the_sizes_of_a_model(capsys):
-    flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--detail", "--seed", "0"]
-    assert cli.main(["check", "gelu_forward", *flags]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"right  gelu_forward\[vanilla\] +N=4096 ", out)  # 2 * 8 * 4 * 64
-    assert "1 right" in out
-
-
 def test_cases_of_a_model_are_its_sizes_each_once():
     calls = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8)).program.calls
     found = gate.planned(ops.matmul_forward, calls)[0][-5:]
@@ -161,16 +153,6 @@ def test_cases_of_a_model_are_its_sizes_each_once():
     assert [sorted(c.absent) for c in found] == [[], [], [], [], ["bias"]]
     assert elements(ops.matmul_forward, Case({"BT": 1 << 14, "C": 1 << 12, "OC": 1 << 10})) > gate.MOST_FLOATS
     assert elements(ops.matmul_forward, found[0]) < gate.MOST_FLOATS
-
-
-def test_a_result_comes_back_from_json():
-    nan = float("nan")
-    for r in (
-        Result("k", Case({"N": 3}), 0.5, "out", (2,), 1.0, 1.5, "why"),
-        Result("k", Case({"N": 3}), float("inf"), "out", (2,), 7.0, 1.5),
-    ):
-        assert Result.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
-    assert Result("k", Case({}), 0.0, got=nan).to_json()["got"] is None
 
 
 def test_a_file_without_kernels_is_refused():

@@ -39,7 +39,8 @@ TANH = "from cpuopt.kernels.toolkit.fastmath import tanh"
 
 
 @pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch):
+def _here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timing, "ROUNDS", (6, 6))
 
 
@@ -329,8 +330,7 @@ def test_only_what_is_faster_has_a_place(tmp_path):
     assert desk.board("gelu_forward")["best"][0]["verdict"] == "faster"
 
 
-def test_a_page_has_the_boards_and_the_best_texts(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_page_has_the_boards_and_the_best_texts(tmp_path, capsys):
     desk = board_of(tmp_path, 0.9, 1.25, 1.25, 1.0)
     for text, op in ("slow <b>", "gelu_forward"), ("fast <i>", "gelu_forward"), ("one", "relu_forward"):
         desk.submit(text, op)
@@ -347,9 +347,8 @@ def test_a_page_has_the_boards_and_the_best_texts(tmp_path, monkeypatch, capsys)
     assert "the text of the first: fast <i>" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_board_is_of_one_model_size_and_number_of_threads(tmp_path, monkeypatch):
+def test_a_board_is_of_one_model_size_and_number_of_threads(tmp_path):
     """A kernel that starts no threads leads where arrays are tiny, and must not be adopted for large ones."""
-    monkeypatch.chdir(tmp_path)
     desk, tiny = board_of(tmp_path, 3.0, 3.0, 1.1, 1.1), ("gpt2-tiny", 1, 1)
     first = desk.submit(GELU, "gelu_forward", *tiny)
     with pytest.raises(UserError, match=r"for gpt2-124M 4x64.* is empty; .*; there are submissions for gpt2-tiny 1x1"):
@@ -462,8 +461,7 @@ def test_a_name_that_is_written_elsewhere_is_not_adopted(monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["\n", *ENDS, "\n# coding: utf-7\n# +AAo-", "\udc80", "\x1b[2J"])
-def test_nothing_of_a_record_is_a_line_of_the_adopted_file(end, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_nothing_of_a_record_is_a_line_of_the_adopted_file(end, tmp_path):
     desk = board_of(tmp_path, 2.0, 2.0)
     desk.root = Path(f"runs{end}import os#")
     path = Path(desk.submit(GELU, "gelu_forward")["path"]) / "record.json"
@@ -488,8 +486,7 @@ def test_an_adopted_file_has_few_of_pythons_names(tmp_path):
     KERNELS["gelu_forward", "adopted"].compile()
 
 
-def test_a_forged_record_is_not_adopted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_forged_record_is_not_adopted(tmp_path):
     desk = board_of(tmp_path, 2.0, 2.0)
     desk.submit("import os\nos.remove('x')\n", "gelu_forward")
     with pytest.raises(UserError, match="holds a text that the judge refuses: line 1: import os"):
@@ -497,8 +494,7 @@ def test_a_forged_record_is_not_adopted(tmp_path, monkeypatch):
     assert [*tmp_path.glob("*.py")] == []
 
 
-def test_what_cannot_be_adopted_is_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_adopted_is_said(tmp_path):
     desk = board_of(tmp_path, 2.0, 2.0)
     with pytest.raises(UserError, match="is empty; submit a kernel first"):
         desk.adopt("gelu_forward", "fast")
@@ -605,8 +601,7 @@ def test_any_exception_is_one_error_with_the_id(e, tmp_path, monkeypatch):
     assert found == {"error": f"{type(e).__name__}: {' '.join(str(e).split())}".strip(), "id": "x"}
 
 
-def test_a_request_may_name_the_model_of_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_request_may_name_the_model_of_the_command_line(tmp_path):
     Path("net.py").write_text(NET)
     with Desk(tmp_path / "runs", models=["net.py:Net"]) as desk:
         assert "is no preset" in answer(desk, asked("board", model="./net.py:Net"))["error"]
@@ -639,7 +634,7 @@ def judged2_forward(out, inp):
 """
 
 
-def test_an_op_of_ones_own_is_a_task(tmp_path, monkeypatch):
+def test_an_op_of_ones_own_is_a_task(tmp_path):
     (tmp_path / "judged2.py").write_text(OWN)
     known, declared = dict(KERNELS), dict(ops.ALL)
     try:
@@ -746,14 +741,12 @@ def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(unc
         (["--board", "gelu"], "'gelu': no such op"),
     ],
 )
-def test_wrong_flags_are_said(flags, said, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_wrong_flags_are_said(flags, said, capsys):
     assert cli.main(["judge", *flags]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_command_checks_a_file(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_checks_a_file(capsys, tmp_path):
     Path("mine.py").write_text("import os\n")
     assert cli.main(["judge", "mine.py", "--op", "gelu_forward", "--check", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["rule"] == "import"
