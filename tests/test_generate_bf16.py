@@ -2,9 +2,11 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from test_generate import CONFIGS, IDS, decoder_of, forward_of
 from verbs import ran, refused
 
 import cpuopt
@@ -19,27 +21,15 @@ from cpuopt.kernels.compile import jit
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.pairs import adder_of, load_some_words
 from cpuopt.kernels.toolkit.simd import HOST, LANES
-from cpuopt.models.families import PRESETS
-from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.models.gpt2 import GPT2
 from cpuopt.ops.storage import TYPES
 from cpuopt.train import samples
 from cpuopt.weights import save_weights
 
 BF16 = TYPES["bfloat16"].dtype
-CONFIG = Config(2, 4, 64, 256, 100)
-LLAMA = PRESETS["llama-tiny"]
-IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 100)
+CONFIG, LLAMA = CONFIGS["gpt2"], CONFIGS["tied"]
 F32 = np.float32
 TWO = replace(HOST, dot=None)
-
-
-def weights_of(config, T):
-    engine = Engine(config.module(), config.specs(1, T), seed=3, train=False)
-    found = {n: p.copy() for n, p in engine.parameters().items()}
-    for p in found.values():
-        if p.ndim == 2:
-            p *= 8  # so that attention is not even
-    return found
 
 
 def forward(config, weights, T, dtype):
@@ -52,16 +42,12 @@ def forward(config, weights, T, dtype):
     return engine.array(engine.program.outputs[1])[0].astype(np.float64)
 
 
-def decoder_of(config, weights, **how):
-    decoder = Decoder(config, check=False, dtype="bfloat16", **how)
-    for name, p in decoder.parameters().items():
-        p[...] = weights[name]
-    return decoder
+decoder_of = partial(decoder_of, dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
 def weights():
-    return weights_of(CONFIG, 100)
+    return forward_of(CONFIG)[0]
 
 
 def off(got, want):
@@ -143,7 +129,7 @@ def test_a_weight_of_products_takes_two_bytes_and_so_does_the_cache():
 @pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
 def test_the_logits_are_as_near_to_float32_as_those_of_a_forward_in_bfloat16(config, variant):
     T = config.block_size
-    weights = weights_of(config, T)
+    weights = forward_of(config)[0]
     want, allowed = forward(config, weights, T, "float32"), forward(config, weights, T, "bfloat16")
     decoder = decoder_of(config, weights, variant=variant)
     for prompt in (1, 8, T - 30):

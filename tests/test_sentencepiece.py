@@ -140,4 +140,5 @@ def test_weights_without_a_tokenizer_are_refused_for_text(verb, tmp_path, capsys
     error = capsys.readouterr().err
     assert "comes without a tokenizer for its 410 tokens; put its tokenizer.json or tokenizer.model or" in error
     assert not (tmp_path / "runs").exists()
-    assert cli.main([*flags, "--init", str(tmp_path / "hf"), "--tokenizer", "bytes"]) == 0
+    if verb in ("generate", "data show"):
+        assert cli.main([*flags, "--init", str(tmp_path / "hf"), "--tokenizer", "bytes"]) == 0

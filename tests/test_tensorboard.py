@@ -8,34 +8,24 @@ from pathlib import Path
 
 import pytest
 from listening import KilledError, Listener, die
+from small_runs import only, run
 from verbs import refused
 
 from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job, tensorboard
 from cpuopt.train.record import Run
-from cpuopt.train.trainer import train
 
 pytest.importorskip("tensorboardX")
+pytestmark = pytest.mark.usefixtures("small_text")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
+HOW = {"steps": 12, "val_every": 4, "lr": 1e-2, "save_every": 5}
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Train for twelve steps, or go on with a run; give its folder."""
-    (tmp_path / "text.txt").write_text("".join(chr(97 + i * i % 23) for i in range(200)))
-    given = {"model": SIZES, "data": str(tmp_path / "text.txt"), "B": 2, "T": 8, "steps": 12, "val_every": 4}
-
-    def run(die_after=None, resume=None, **more):
-        settings = job.Settings(**given, lr=1e-2, save_every=5, variant="vanilla", **more) if resume is None else None
-        settings = settings or job.resumed(resume, more)
-        settings.check()
-        with contextlib.suppress(KilledError):
-            train(job.prepare(settings, resume=resume), tmp_path / "runs", Listener(die_after, die), resume=resume)
-        (path,) = (tmp_path / "runs").iterdir()
-        return path
-
-    return run
+def trained(die_after=None, resume=None, **more):
+    """Train for twelve steps, or go on with a run; return its folder."""
+    with contextlib.suppress(KilledError):
+        run(Listener(die_after, die), resume=resume, **({} if resume else HOW), **more)
+    return only()
 
 
 def curves(folder):
@@ -54,8 +44,8 @@ def expected(folder):
     return points | {"loss/validation": [(int(n), pytest.approx(x)) for n, x in val.items()]}
 
 
-def test_events_are_the_metrics(run):
-    folder = run(tensorboard=True)
+def test_events_are_the_metrics():
+    folder = trained(tensorboard=True)
     got = curves(folder)
     assert got == expected(folder)
     assert [step for step, _ in got["loss/train"]] == [*range(1, 13)]
@@ -63,18 +53,18 @@ def test_events_are_the_metrics(run):
 
 
 @pytest.mark.parametrize("old", ["goes", "stays", "was never there"])
-def test_a_resumed_run_goes_on_with_the_same_curve(run, monkeypatch, old):
-    folder = run(tensorboard=old != "was never there", die_after=8)
+def test_a_resumed_run_goes_on_with_the_same_curve(monkeypatch, old):
+    folder = trained(tensorboard=old != "was never there", die_after=8)
     before = list(folder.glob(tensorboard.FILES))
     if before:  # as a killed process leaves it
         before[0].write_bytes(before[0].read_bytes()[:-3])
         assert curves(folder)["loss/train"][-1][0] == 7
-    if old == "stays":
-        monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
     found = checkpoint.newest(folder)
     assert found.state["step"] == 5
-    run(resume=found, tensorboard=True)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        if old == "stays":
+            patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+        trained(resume=found, tensorboard=True)
     assert curves(folder) == expected(folder)
     assert len(curves(folder)["loss/train"]) == 12
     files = list(folder.glob(tensorboard.FILES))
@@ -111,16 +101,15 @@ def test_what_the_disk_does_not_take_is_written_later(tmp_path):
 
 
 def test_the_extra_is_named_where_it_is_missing_and_nothing_is_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     assert "pip install 'cpuopt[tensorboard]'" in refused(capsys, "train", "--model", "gpt2-tiny", "--tensorboard")
-    assert list(tmp_path.iterdir()) == []
+    assert {p.name for p in tmp_path.iterdir()} == {"text.txt"}
     with pytest.raises(UserError, match="tensorboardX, which is not installed"):
         job.Settings(tensorboard=True).check()
     job.Settings(tensorboard=False).check()
 
 
-def test_without_the_option_nothing_of_it_is_needed(run, monkeypatch):
+def test_without_the_option_nothing_of_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    folder = run()
+    folder = trained()
     assert not list(folder.glob(tensorboard.FILES))

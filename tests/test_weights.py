@@ -14,14 +14,11 @@ import safetensors
 import safetensors.numpy
 import verbs
 from golden.params import make_params
-from hypothesis import given
-from hypothesis import strategies as st
 from test_hostile_files import taking
 
 from cpuopt import Choice, cli
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.files.reading import parse_json
 from cpuopt.models.gpt2 import Config
 from cpuopt.train import job
 from cpuopt.weights import copy_into, llmc, open_weights, save_weights
@@ -248,18 +245,6 @@ def test_arrays_of_numpy_are_no_weights_and_run_nothing(tmp_path, monkeypatch):
     assert not Path("ran").exists()
     np.load("objects.npy", allow_pickle=True)  # the mutant: what a reader of pickles would do
     assert Path("ran").exists()
-
-
-@given(
-    st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
-)
-def test_what_is_no_object_of_json_is_a_value_error(x):
-    text = json.dumps(x).encode()
-    if isinstance(x, dict):
-        assert parse_json(text) == x
-    else:
-        with pytest.raises(ValueError, match=r"it is (a |null)"):
-            parse_json(text)
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path, params):
