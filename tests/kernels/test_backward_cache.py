@@ -1,7 +1,10 @@
 """Generated backwards on disk."""
 
 import importlib
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +25,34 @@ def test_a_changed_generator_writes_its_backwards_anew(
     with (tmp_path / "ad" / file).open("a") as f:
         f.write("# changed")
     assert load._generator.__wrapped__() != before
+
+
+KEYS = """
+from cpuopt.kernels.registry import KERNELS
+import cpuopt.kernels
+print({n: k.function.__module__ for n, k in KERNELS.items() if "generated" in k.function.__module__})
+"""
+
+
+def test_another_process_finds_the_same_backwards() -> None:
+    """The functions that a forward calls are part of a name by their sources, and not by their addresses."""
+    env = {**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[2])}
+    said = {subprocess.run([sys.executable, "-c", KEYS], env=env, capture_output=True, text=True).stdout for _ in "ab"}
+    assert len(said) == 1
+    assert "attention_backward_" in said.pop()
+
+
+def called(x: float) -> float:
+    return x * x
+
+
+def test_a_changed_function_that_a_forward_calls_writes_its_backward_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = importlib.import_module("cpuopt.kernels.generated.load")
+
+    def forward(y: list[float], x: list[float]) -> None:
+        y[0] = called(x[0])
+
+    before = load._sources(forward)
+    assert load._sources(forward) == before
+    monkeypatch.setitem(globals(), "called", lambda x: x + x)
+    assert load._sources(forward) != before

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
 
 from ... import __version__, ad
 from ...ad import Backward, Interface, differentiate, emit
 from ...ad.kernel import CHUNKS
+from ...ad.lower.scope import own
 from ...ad.subset import outside, source_of
 from ...ops.declaration import Op
 from ..registry import Kernel
@@ -45,13 +48,25 @@ def backward(op: Op, forward: Kernel) -> Backward:
 
 def load(op: Op, forward: Kernel) -> ModuleType:
     """Load the module of a generated backward from the cache; write it first if the forward or the generator is new."""
-    function = source_of(forward.function)[0]
-    code, seen = function.__code__, outside(function)
-    values = {n: repr(seen.get(n)) for n in (*code.co_names, *code.co_freevars)}
-    said = (inspect.getsource(function), code.co_filename, code.co_firstlineno, values)
+    said = _sources(source_of(forward.function)[0])
     declared = [(a.name, a.kind, str(a.shape), a.optional) for o in (op, forward.op) for a in o.args]
     key = hashlib.sha256(repr((said, declared, forward.scratch, CHUNKS, _generator())).encode()).hexdigest()[:32]
     return emit.load(op.name, key, lambda: backward(op, forward).text)
+
+
+def _sources(function: FunctionType) -> list[Any]:
+    """List the sources of a forward and of the functions that it calls, with places and the values around them."""
+    found, every = list[Any](), [function]
+    for f in every:
+        code, seen = f.__code__, outside(f)
+        around = {n: seen.get(n) for n in (*code.co_names, *code.co_freevars)}
+        called = {n: inspect.unwrap(getattr(v, "py_func", v)) for n, v in around.items() if own(v)}
+        every += [g for g in dict.fromkeys(called.values()) if g not in every]
+        values = {n: repr(v) for n, v in around.items() if n not in called}
+        with contextlib.suppress(OSError):  # one without a source is refused when it is read
+            values[""] = inspect.getsource(f)
+        found.append((code.co_filename, code.co_firstlineno, values))
+    return found
 
 
 @cache
