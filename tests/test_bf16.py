@@ -15,7 +15,7 @@ import cpuopt
 from cpuopt import Choice, models, nn, ops
 from cpuopt import functional as F
 from cpuopt.building import build
-from cpuopt.check.cases import MANY, MORE, ODD, SMALL, Case, arguments, case, other_types
+from cpuopt.check.cases import ODD, Case, arguments, case
 from cpuopt.check.check import check
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
@@ -400,26 +400,3 @@ def test_products_and_attention_have_the_same_bits_without_the_instruction():
     other, *theirs = in_a_process("bits_of_calls()", CPUOPT_TARGET="znver4")  # a tile without the instruction
     assert (dot, other) == (True, False)
     assert mine == theirs
-
-
-WHOLE = {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 1, "V": 1}
-LONG = {"B": 1, "T": 130, "C": 128, "NH": 2, "OC": 1, "V": 1, "NKV": 1}
-WIDE_GROUPS = {"B": 2, "T": 77, "C": 96, "NH": 4, "OC": 1, "V": 1, "NKV": 2}
-
-
-@pytest.mark.parametrize(
-    ("op", "n"),
-    [(ops.attention_forward, 0), (ops.attention_backward, 0), (ops.gqa_forward, 1), (ops.gqa_backward, 1)],
-)
-def test_attention_in_tiles_has_the_sums_of_its_reference(op, n):
-    """With results in bfloat16 and in float32: both ops call the same functions."""
-    types = other_types(op)[n]
-    for sizes in (MORE, MANY, WHOLE, LONG, WIDE_GROUPS):
-        assert check(registry.find(op.name, "optimized"), case(op, sizes, types=types)).verdict == "right", sizes
-
-
-@pytest.mark.parametrize("op", [ops.attention_backward, ops.gqa_backward])
-def test_a_number_that_is_none_comes_out_where_it_counts(op):
-    for kind in ("nan", "infinity"):
-        result = check(registry.find(op.name, "optimized"), case(op, SMALL, kind, types=other_types(op)[0]))
-        assert result.verdict == "right", result

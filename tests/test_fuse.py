@@ -103,25 +103,6 @@ def test_every_weight_is_updated_once_after_its_last_use(fuse):
     assert assert_sound(program) == set(program.parameters)
 
 
-def test_residual_shares_every_gradient_of_gpt2s_stream():
-    assert len(layers(gpt2().program, "residual_backward")) == 4
-    for fuse in (("residual",), ("residual", "update")):
-        assert layers(gpt2(fuse).program, "residual_backward") == []
-    assert len(layers(gpt2(("residual",)).program, "matmul_backward_weight")) == 9
-
-
-def test_update_takes_the_linear_layers_but_not_the_tied_weight():
-    program = gpt2(("update",)).program
-    assert set(layers(program, "matmul_update")) == LINEARS
-    assert len(layers(program, "matmul_update")) == len(LINEARS)
-    assert layers(program, "matmul_backward_weight") == ["lm_head"]
-    assert set(layers(program, "adamw")) == {"wte", "wpe", "ln_f"} | {f"h.{i}.ln_{j}" for i in (0, 1) for j in (1, 2)}
-    tied = [c.op.name for c in program.calls if program.parameters[0] in c.args.values() and c.phase != "forward"]
-    assert program.parameters[0].name == "wte.weight"
-    assert tied == ["matmul_backward_input", "adamw"]
-    assert len(layers(program, "residual_backward")) == 4
-
-
 def test_update_saves_the_memory_of_the_gradients():
     def plan(*fuse):
         return gpt2(fuse).plan().describe()
@@ -142,27 +123,6 @@ def test_the_order_of_names_does_not_matter():
 
 def count(program, *ops):
     return len(layers(program, *ops))
-
-
-def test_sums_are_normalized_as_they_are_made_and_gelu_goes_into_the_products_around_it():
-    program = gpt2(("layernorm",)).program
-    assert layers(program, "residual_layernorm_forward") == ["h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
-    assert layers(program, "residual_forward", "layernorm_forward") == ["h.0.ln_1"]
-    built = gpt2(("gelu",))
-    assert layers(built.program, "matmul_gelu_forward") == ["h.0.mlp.c_fc", "h.1.mlp.c_fc"]
-    assert layers(built.program, "matmul_gelu_backward") == ["h.1.mlp.c_proj", "h.0.mlp.c_proj"]
-    assert layers(built.program, "gelu_forward", "gelu_backward") == []
-    assert built.plan().describe()["adjoints"] < gpt2().plan().describe()["adjoints"]
-
-
-def test_the_classifier_never_has_whole_logits():
-    program = gpt2(("classifier",)).program
-    found = {c.op.name: c.phase for c in program.calls if c.layer == "lm_head"}
-    assert found == {"classifier_forward": "evaluate", "classifier_backward": "backward"}
-    assert layers(program, "cross_entropy_forward", "cross_entropy_backward") == []
-    assert [v.name for v in program.values if v.name.startswith("lm_head")] == []
-    assert program.outputs[0].shape == (1,)
-    assert program.flops == gpt2().program.flops
 
 
 def test_an_evaluation_gives_the_loss_that_a_step_gives():
@@ -206,17 +166,6 @@ def test_the_tied_weight_trains_alike_in_two_blocks_and_in_a_larger_one(vocab_si
         for fuse in ((), tuple(FUSIONS))
     )
     assert_alike(fused, plain, exact=False)
-
-
-def test_what_is_cheap_is_computed_again():
-    plain, fused = gpt2(("classifier",)), gpt2(("classifier", "recompute"))
-    again = [(c.op.name, c.layer) for c in fused.program.phase("backward") if c.op.name.endswith("_forward")]
-    assert again == [
-        (op, f"h.{i}.{layer}")
-        for i in (1, 0)
-        for op, layer in (("gelu_forward", "mlp"), ("layernorm_forward", "ln_2"), ("layernorm_forward", "ln_1"))
-    ]
-    assert fused.plan().total_bytes < plain.plan().total_bytes
 
 
 # What a swap keeps

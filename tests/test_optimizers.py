@@ -10,9 +10,7 @@ from verbs import goes_on
 
 from cpuopt import Choice, cli, ops
 from cpuopt.building import build
-from cpuopt.check.cases import ODD, Case, arguments
-from cpuopt.check.cases import case as make_case
-from cpuopt.check.check import check
+from cpuopt.check.cases import Case, arguments
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
@@ -286,30 +284,3 @@ def test_a_parameter_takes_ten_bytes_with_its_copy():
     n = sum(p.nbytes // 4 for p in parameters)
     read = sum(p.nbytes // 4 for p in parameters if len(p.shape) == 2 and "wpe" not in p.name)
     assert plan["parameters"] + plan["moments"] + plan["copies"] == 8 * n + 2 * read
-
-
-def wrong_draw(op_kernel):
-    def run(*args):
-        op_kernel(*args[:-2], args[-2] + 1, args[-1])
-
-    return run
-
-
-def to_nearest(param, m, v, copy, grad, lr, beta1, beta2, eps, weight_decay, grad_scale, step, draw, first):
-    g = grad * np.float32(grad_scale)
-    new_m, new_v = (
-        np.float32(b) * x.astype(np.float32) + np.float32(1 - b) * y for b, x, y in ((beta1, m, g), (beta2, v, g * g))
-    )
-    m[...], v[...] = new_m, new_v
-    ratio = (new_m / (1 - beta1**step)) / (np.sqrt(new_v / (1 - beta2**step)) + eps)
-    param -= (lr * (ratio + weight_decay * param)).astype(np.float32)
-    if len(copy):
-        copy[...] = param
-
-
-@pytest.mark.parametrize("function", [to_nearest, wrong_draw(registry.KERNELS["adamw", "vanilla"].function)])
-def test_a_kernel_that_rounds_states_otherwise_is_refused(function):
-    types = {"m": "bfloat16", "v": "bfloat16"}
-    mutant = registry.Kernel(ops.adamw, "mutant", function, narrow=True)
-    result = check(mutant, make_case(ops.adamw, ODD, types=types, absent=["copy"]), threads=(1,))
-    assert result.verdict == "wrong", result
