@@ -26,11 +26,6 @@ def declared(*args, **inputs):
 
 
 @njit
-def sigmoid(x):
-    return 1.0 / (1.0 + math.exp(-x))
-
-
-@njit
 def softmax_in_place(row, n):
     top = row[0]
     for j in range(1, n):
@@ -50,18 +45,6 @@ def dot(a, b):
     for k in range(a.shape[0]):
         s += a[k] * b[k]
     return s
-
-
-@declared(out("h", B, C), out("c", B, C), inp("gates", B, 4 * C), inp("c0", B, C))
-def lstm_cell(h, c, gates, c0):
-    n = c0.shape[1]
-    for b in prange(gates.shape[0]):
-        g = gates[b]
-        for j in range(n):
-            i, f, o = sigmoid(g[j]), sigmoid(g[n + j]), sigmoid(g[2 * n + j])
-            u = math.tanh(g[3 * n + j])
-            c[b, j] = f * c0[b, j] + i * u
-            h[b, j] = o * math.tanh(c[b, j])
 
 
 @declared(out("y", T, C), inp("q", T, C), inp("k", T, C), inp("v", T, C))
@@ -186,30 +169,6 @@ def pearson(loss, a, b):
         loss[i] = 1.0 - num / np.sqrt(da * db + 1e-6)
 
 
-def positive_definite(a):
-    return {"a": a["a"] @ a["a"].swapaxes(-1, -2) + len(a["a"]) * np.eye(a["a"].shape[-1])}
-
-
-@declared(out("x", C), inp("a", C, C), inp("b", C), inputs=positive_definite)
-def gauss_elimination(x, a, b):
-    n = b.shape[0]
-    m = np.zeros((n, n + 1))
-    for i in range(n):
-        for j in range(n):
-            m[i, j] = a[i, j]
-        m[i, n] = b[i]
-    for k in range(n):
-        for i in range(k + 1, n):
-            f = m[i, k] / m[k, k]
-            for j in range(k, n + 1):
-                m[i, j] -= f * m[k, j]
-    for i in range(n - 1, -1, -1):
-        s = m[i, n]
-        for j in range(i + 1, n):
-            s -= m[i, j] * x[j]
-        x[i] = s / m[i, i]
-
-
 @declared(out("f", 3, C), inp("f0", 3, C), inp("tau", 1))
 def lattice_boltzmann_1d(f, f0, tau):
     n = f0.shape[1]
@@ -276,19 +235,6 @@ def to_polar(polar, xy):
         polar[i, 1] = np.arctan2(y, x)
 
 
-@declared(state("x", BT, 2 * C))
-def haar_step(x):
-    half = x.shape[1] // 2
-    for b in prange(x.shape[0]):
-        tmp = np.empty(2 * half)
-        for i in range(half):
-            a, d = x[b, 2 * i], x[b, 2 * i + 1]
-            tmp[i] = (a + d) / math.sqrt(2)
-            tmp[half + i] = (a - d) / math.sqrt(2)
-        for i in range(2 * half):
-            x[b, i] = tmp[i]
-
-
 @njit
 def gauss(d2, sigma):
     return math.exp(-d2 / (2 * sigma * sigma))
@@ -313,28 +259,6 @@ def bilateral_filter(y, img, sigma):
             y[i, j] = total / norm
 
 
-@declared(out("hsv", N, 2), inp("rgb", N, 3))
-def saturation_and_value(hsv, rgb):
-    for i in prange(rgb.shape[0]):
-        r, g, b = abs(rgb[i, 0]), abs(rgb[i, 1]), abs(rgb[i, 2])
-        hi = max(r, g, b)
-        lo = min(r, g, b)
-        hsv[i, 0] = (hi - lo) / hi if hi > 0 else 0.0
-        hsv[i, 1] = hi
-
-
-SMOOTH = np.array([-3.0, 12.0, 17.0, 12.0, -3.0]) / 35.0
-
-
-@declared(out("y", T), inp("x", T + 4))
-def savitzky_golay(y, x):
-    for i in prange(y.shape[0]):
-        s = 0.0
-        for k in range(5):
-            s += SMOOTH[k] * x[i + k]
-        y[i] = s
-
-
 @declared(out("centroid", B), inp("mag", B, C))
 def spectral_centroid(centroid, mag):
     for b in prange(mag.shape[0]):
@@ -343,11 +267,3 @@ def spectral_centroid(centroid, mag):
             num += k * m * m
             den += m * m
         centroid[b] = num / (den + 1e-9)
-
-
-@declared(out("out", BT), inp("inp", BT, C), inp("weight", C))
-def projection(out, inp, weight):
-    for b in range(inp.shape[0]):
-        row = inp[b]
-        length = np.sqrt(np.dot(row, row) + 1.0)
-        out[b] = np.dot(inp[b], weight) / length + 0.1 * (row.max() - np.min(row)) + weight.mean() * np.sum(inp[b])

@@ -62,6 +62,11 @@ BODIES = [
     "top = -1e30\n    for i in range(n):\n        top = max(top, x[i] * w[i])\n    total = 0.0\n"
     "    for i in range(n):\n        e = exp(x[i] * w[i] - top)\n        total += e\n        y[i] = e\n"
     "    for i in range(n):\n        y[i] /= total",
+    "v = 0.0\n    for i in range(n):\n        v += x[i] * x[i]\n    r = 1.0 / sqrt(v / n + 1e-5)\n"
+    "    for i in range(n):\n        y[i] = x[i] * r * w[i]",
+    "for i in range(n // 2):\n        a, b = x[2 * i], x[2 * i + 1]\n"
+    "        y[2 * i] = a * w[2 * i] - b * w[2 * i + 1]\n        y[2 * i + 1] = a * w[2 * i + 1] + b * w[2 * i]",
+    "for i in range(len(x)):\n        y[i] = max(x[i], x[0]) * h1(x[i])",
     "for i in range(n):\n        y[i] = (NAN if x[i] > 9.0 else x[i]) * x[i]",
     "for i in range(n):\n        y[i] = x[i] * (1.0 - 2.0 * (((i >> 1) & 1) ^ (i & 1)))",
 ]
