@@ -12,10 +12,12 @@ from ..compile.jit import helper, kernel
 from .dropout import GAMMA, mix
 
 ZERO, ONE, NAN = np.float32(0), np.float32(1), np.float32(np.nan)
-MOST, LEAST, LARGEST = np.float32(127), np.float32(2.0**-50 * 2.0**-50), np.float32(2.0**64 * (2.0**64 - 2.0**40))
+MOST, LARGEST = np.float32(127), np.float32(3.4028235e38)
+LEAST = np.float32(7.888609052210118e-31)  # 2^-100
 MIDDLE, UNIT = np.float32(128), np.float32(2.0**-16)
 STEPS, M1, M2 = np.uint64(0x9E3779B1), np.uint64(0x7FEB352D), np.uint64(0x846CA68B)
-WORD, HALF, U1, U15, U16, U32 = (np.uint64(n) for n in (0xFFFFFFFF, 0xFFFF, 1, 15, 16, 32))
+WORD, HALF, U1 = np.uint64(0xFFFFFFFF), np.uint64(0xFFFF), np.uint64(1)
+U15, U16, U32 = np.uint64(15), np.uint64(16), np.uint64(32)
 
 
 @helper()
