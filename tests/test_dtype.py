@@ -73,7 +73,7 @@ def test_steps_of_two_variants_begin_from_the_same_weights(monkeypatch):
 
 
 def test_kernels_are_compared_on_the_types_of_the_step(capsys):
-    ask = ["ab", "matmul_forward", "vanilla", "optimized", "--model", "gpt2-tiny", "--dtype", "bf16", "--rounds", "6"]
+    ask = ["ab", "gelu_forward", "vanilla", "optimized", "--model", "gpt2-tiny", "--dtype", "bf16", "--rounds", "6"]
     found = ran(capsys, *ask, "-B", "1", "-T", "8")
     assert {t for case in found["results"][0]["cases"] for t in case["types"].values()} == {"bfloat16"}
     assert found["dtype"] == "bf16"
