@@ -9,7 +9,7 @@ from types import ModuleType
 
 from . import emit
 from .flatten import flatten, restore_early
-from .kernel import Interface, PlainKernel, Stmt, Task, UnsupportedError
+from .kernel import Interface, Stmt, Task, UnsupportedError
 from .naming import make_room
 from .plan import BackwardPlan
 from .reverse import Reverse
@@ -49,7 +49,7 @@ class Backward:
 
 
 def differentiate(
-    forward: Callable[..., None] | PlainKernel,
+    forward: Callable[..., None],
     wrt: Iterable[str],
     outs: Iterable[str],
     *,
@@ -81,7 +81,7 @@ def differentiate(
         For code outside the subset; the message has file, line, reason, and what to write instead.
     """
     axes = {n: len(sizes) for n, sizes in interface.sizes.items()} if interface else {}
-    kernel = forward.copy() if isinstance(forward, PlainKernel) else read(forward, axes=axes)  # rewritten in place
+    kernel = read(forward, axes=axes)
     wrt, outs, saved = list(wrt), list(outs), set(saved)
     if interface:
         kernel.arrays |= {n: k for n, k in axes.items() if n in kernel.params}

@@ -271,10 +271,6 @@ class PlainKernel:
         """The roots of names."""
         return {self.root(n) for n in found}
 
-    def copy(self) -> PlainKernel:
-        """Return a copy that may be rewritten in place."""
-        return replace(self, body=copy.deepcopy(self.body), arrays=dict(self.arrays), names=dict(self.names))
-
     def forward(self) -> list[Stmt]:
         """Return the statements, with the local arrays; in a parallel loop, each iteration makes its own."""
         body = copy.deepcopy(self.body)

@@ -66,7 +66,7 @@ BODIES = [
     "    for i in range(n):\n        y[i] = x[i] * r * w[i]",
     "for i in range(n // 2):\n        a, b = x[2 * i], x[2 * i + 1]\n"
     "        y[2 * i] = a * w[2 * i] - b * w[2 * i + 1]\n        y[2 * i + 1] = a * w[2 * i + 1] + b * w[2 * i]",
-    "for i in range(len(x)):\n        y[i] = max(x[i], x[0]) * h1(x[i])",
+    "for i in range(len(w)):\n        y[i] = max(w[i], x[0]) * h1(x[i])",
     "for i in range(n):\n        y[i] = (NAN if x[i] > 9.0 else x[i]) * x[i]",
     "for i in range(n):\n        y[i] = x[i] * (1.0 - 2.0 * (((i >> 1) & 1) ^ (i & 1)))",
 ]
