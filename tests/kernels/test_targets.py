@@ -134,16 +134,15 @@ def test_the_tile_of_each_machine_is_right_here(name: str) -> None:
 @pytest.mark.parametrize(
     ("features", "shape"),
     [
-        ({"sse2", "avx2", "fma", "avx512f"}, (14, 2, 16)),
-        ({"avx2", "fma"}, (6, 2, 8)),
-        ({"neon"}, (14, 2, 4)),
-        ({"sse2"}, (4, 2, 4)),
-        ({"avx2"}, (4, 2, 4)),
+        ("sse2 avx2 fma avx512f", (14, 2, 16)),
+        ("avx2 fma", (6, 2, 8)),
+        ("neon", (14, 2, 4)),
+        ("sse2", (4, 2, 4)),
+        ("avx2", (4, 2, 4)),
     ],
-    ids=str,
 )
-def test_features_choose_the_tile(features: set[str], shape: tuple[int, int, int]) -> None:
-    found = host.choose(frozenset(features))
+def test_features_choose_the_tile(features: str, shape: tuple[int, int, int]) -> None:
+    found = host.choose(features.split())
     assert (found.rows, found.vectors, found.lanes) == shape
 
 
