@@ -208,8 +208,7 @@ def build(
         add_update(program, how.optimizer, how.moments, how.at_random)
         before += program.calls
         notes += fuse(program, [name for name in how.fuse if name not in BEFORE], how.choice)
-    if not rewrite:
-        how.choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
+    before += program.calls
     if how.several:
         require_sums(program)
     if how.dtype == NARROW:
@@ -218,6 +217,8 @@ def build(
         recompute_blocks(program, how.recompute)
     if how.base:
         quantize(program, [p for p in alone if not p.trained], how.base)
+    if not rewrite:
+        how.choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     if how.divided:
         distribute(program, how.comm, local=how.micro_batches, exact=how.reduce == "exact", zero=how.zero)
     schedule(program, how.micro_batches, how.adding)

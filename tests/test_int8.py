@@ -222,21 +222,40 @@ def test_gradients_are_rounded_by_the_seed_and_the_step():
     np.testing.assert_allclose(found[0], same[0], atol=SLACK)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("name", "frozen", "activation"), [
     ("gpt2-tiny", "h.*.mlp.*weight", "gelu"), ("llama-tiny", "*.mlp.*weight", "swiglu"),
 ])  # fmt: skip
-def test_fused_products_are_taken_apart(name, frozen, activation):
+def test_fused_products_are_taken_apart(name, frozen, activation, dtype):
     config, model = models.load(name)
     losses = {}
     for base in ("", ROWS):
         how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "threads": 1, "freeze": [frozen]}
-        engine = Engine(model, config.specs(B, T), base=base, **how)
+        engine = Engine(model, config.specs(B, T), base=base, dtype=dtype, **how)
         ops = {c.op.name for c in engine.program.calls if ".mlp" in c.layer}
         assert (f"matmul_{activation}_forward" in ops) is (f"matmul_{activation}_backward" in ops) is (not base)
         assert {"matmul_int8_forward", "matmul_int8_backward_input", f"{activation}_backward"} <= ops or not base
-        losses[base] = [engine.step(**batch(i), **ADAMW).loss for i in range(3)]
+        losses[base] = [engine.step(**batch(i), **ADAMW).loss for i in range(3 if dtype == "float32" else 1)]
     assert losses[""] != losses[ROWS]
     np.testing.assert_allclose(losses[ROWS], losses[""], atol=SLACK)
+
+
+@pytest.mark.parametrize("freeze", [(), ("*0.*",), ("*.0.*lora*",), ("*lora_B*",)], ids=str)
+@pytest.mark.parametrize("targets", ["all", "q_proj,v_proj"])
+def test_any_layers_may_have_adapters_that_train(targets, freeze):
+    for dtype in ("float32", "bfloat16"):
+        config, model = models.load("llama-tiny")
+        nn.add_adapters(model, nn.Lora.parse(f"r=4,targets={targets}"), config.head)
+        built = build(model, config.specs(B, T), base=ROWS, freeze=freeze, dtype=dtype, fuse=tuple(FUSIONS))
+        assert built.plan().groups["parameter"] > 0
+        assert any(c.op.name == "matmul_int8_backward_input" for c in built.program.calls)
+
+
+def test_a_product_in_int8_can_be_swapped():
+    swaps = ("matmul_int8_forward=vanilla",)
+    engine = engine_of(ROWS, choice=Choice("optimized", swaps))
+    used = {k.name for k in engine.kernels}
+    assert {"matmul_int8_forward[vanilla]", "matmul_int8_backward_input[optimized]"} <= used
 
 
 def test_a_weight_of_rows_is_a_byte_a_number_and_a_scale_a_row():

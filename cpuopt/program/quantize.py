@@ -32,6 +32,7 @@ def quantizable(program: Program, frozen: Collection[Value], base: str = INT8) -
     outside = {v for call in program.calls if not BLOCK.match(call.layer) for v in call.reads}
     if base == ROWS:
         outside |= {v for call in program.calls if _product(call.op) not in PRODUCTS for v in call.reads}
+        outside |= {v for call in program.calls for name, v in call.args.items() if name != "weight" and v in frozen}
         outside |= {v for v in frozen if max(v.shape) > LONGEST}
     return [v for v in frozen if v not in outside and prod(v.shape) % width_of(v.shape, base) == 0]
 
@@ -106,8 +107,8 @@ def _multiplied(program: Program, call: Call, stream: int) -> list[Call]:
         last, result = op.fuses[-1], product.written[0].name
         of = {a.name: op.renames.get(a.name, a.name) for a in last.args}
         if last.operand not in op.renames:  # in a backward, which keeps no value between the two
-            like = given[of[last.written[0].name]]
-            inner = program.value(f"{call.layer}.{product.name}", like.shape, "adjoint", dtype=like.dtype)
+            shape = given[of[last.written[0].name]].shape
+            inner = program.value(f"{call.layer}.{product.name}", shape, "adjoint")
         else:
             inner = given[of[last.operand]]
         rest = {n: inner if n == last.operand else given[name] for n, name in of.items()}
