@@ -1,9 +1,10 @@
 """The compile cache: what hits, what misses, what is refused, and what becomes of its files.
 
-Edits are tried on a small throw-away package, which runs in processes of its own; all else runs here.
+What runs is an entry of the cache: who compiles gets the bits and the machine code of those who load. Edits and scripts
+are tried in processes of their own; all else runs here.
 """
 
-import abc
+import contextlib
 import ctypes
 import enum
 import errno
@@ -11,6 +12,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from typing import NamedTuple
 import llvmlite
 import numba
 import numpy as np
+import psutil
 import pytest
 from llvmlite import ir
 from numba import types
@@ -30,7 +33,7 @@ from numba.core import codegen, config
 from numba.core.compiler import CompilerBase
 from numba.extending import intrinsic
 
-from cpuopt.files import CacheWarning
+from cpuopt.files import CacheWarning, cache_folder
 from cpuopt.kernels.compile import cache, dependencies, entries
 
 ROOT = Path(cache.__file__).parents[3]
@@ -42,23 +45,13 @@ ONE = {  # what it computes of 7
     "imports": ("x * K", 21),
     "reads": ("x + lib.A", 17),
     "digs": ("x + constants.deep.D", 207),
-    "indexes": ("x + TABLE[1]", 13),
-    "enumerates": ("x + Mode.FAST", 47),
-    "points": ("x + POINT.y * 50", 107),
-    "emits": ("plus(x)", 87),
-    "emits_by_helper": ("doubled(x)", 14),
-    "emits_by_manager": ("tripled(x)", 35),
-    "emits_by_memo": ("quadrupled(x)", 28),
-    "emits_by_class": ("stepped(x)", 67),
-    "emits_by_table": ("worded(x)", 37),
-    "emits_by_closure": ("tiled(x)", 19),
+    "emits": ("doubled(x)", 14),
 }
 KERNELS = "".join(f"{name} = jit()(lambda x: {body})\n" for name, (body, _) in ONE.items())
 PACKAGE = {
     "jit.py": """
 import numba
-from cpuopt.kernels.compile import cache, dependencies
-
+from cpuopt.kernels.compile import cache
 def jit(**options):
     def decorate(function):
         compiled = numba.njit(**options)(function)
@@ -70,65 +63,16 @@ def jit(**options):
     "constants/deep.py": "D = 200\n",
     # named like a module of the standard library, which is no reason to take it for one
     "colorsys.py": """
-import contextlib, enum, functools
-from dataclasses import dataclass
-from typing import NamedTuple
 import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-
 K = 3
 A = 10
-TABLE = np.array([5, 6, 7])
-I64 = ir.IntType(64)
-WORDS = {"ten": 30}
-LETTERS = frozenset({"a", "b", "c", "d", "e"})
-
-class Mode(enum.IntEnum):
-    SLOW = 1
-    FAST = 40
-
-class Point(NamedTuple):
-    x: int
-    y: int
-
-@dataclass(frozen=True)
-class Tile:
-    rows: int
-    columns: int
-
-    @property
-    def size(self):
-        return self.rows * self.columns + 0
-
-class Emitter:
-    step = 60
-
-    def emit(self, builder, v):
-        return builder.add(v, I64(self.step))
-
 callee = numba.njit(lambda x: x + 70)
 branchy = numba.njit(inline="never")(lambda x: x + 71)
-
 def scale(builder, v, by=2):
-    return builder.mul(v, I64(by))
-
-@contextlib.contextmanager
-def scaled(builder, v):
-    yield builder.mul(v, I64(5))
-
-@functools.cache
-def factor(n):
-    return n * 4
-
-@intrinsic
-def plus(context, x):
-    def generate(context, builder, signature, args):
-        return builder.add(args[0], I64(80))
-    return types.int64(types.int64), generate
-
+    return builder.mul(v, ir.IntType(64)(by))
 def emitted(emit):
     @intrinsic
     def emitter(context, x):
@@ -136,68 +80,38 @@ def emitted(emit):
             return emit(builder, args[0])
         return types.int64(types.int64), generate
     return emitter
-
 doubled = emitted(scale)
-stepped = emitted(Emitter().emit)
-
-@emitted
-def tripled(builder, v):
-    with scaled(builder, v) as w:
-        return w
-
-quadrupled = emitted(lambda builder, v: builder.mul(v, I64(factor(1))))
-
-@emitted
-def worded(builder, v):
-    known = "a" in LETTERS and "b" in {"a", "b", "c", "d", "e"}
-    return builder.add(v, I64(WORDS["ten"] if known else 0))
-
-def sized(tile):
-    return emitted(lambda builder, v: builder.add(v, I64(tile.size)))
-
-tiled = sized(Tile(3, 4))
 """,
     "kernels.py": f"""
 import constants
 import colorsys as lib
-from colorsys import (
-    K, TABLE, Mode, Point, branchy, callee, doubled, plus, quadrupled, stepped, tiled, tripled, worded
-)
+from colorsys import K, branchy, callee, doubled
 from jit import jit
-
-POINT = Point(1, 2)
-
 @jit()
 def alone(x):
     '''A docstring.'''
     return x + 1
-
 def over(kernel):
     @jit()
     def closure(x):
         return kernel(x)
     return closure
-
 closes = over(branchy)
-
 @jit()
 def nests(x):
     def inner():
         return constants.C
     return x + inner()
-
 {KERNELS}
 def is_a_number(x):
     y = x * 0.5
     return y == y
-
 strict = jit()(is_a_number)
 loose = jit(fastmath={{"nnan"}})(is_a_number)
 """,
     "run.py": """
 import importlib, json, sys, warnings
 from numba import types
-
 def run(root, names):
     sys.path.insert(0, root)
     kernels = importlib.import_module("kernels")
@@ -213,7 +127,6 @@ def run(root, names):
     for name in "kernels", "jit", "colorsys", "constants", "constants.deep":
         sys.modules.pop(name, None)
     return values, sorted(missed), cache.stats()
-
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from cpuopt.kernels.compile import cache
@@ -227,7 +140,7 @@ RIGHT = {"alone": 8, "closes": 78, "nests": 107, "strict": 0, "loose": 1} | {n: 
 
 
 class Package:
-    """A copy of the package with a cache of its own."""
+    """A copy of the package, or other files, with a cache of its own."""
 
     def __init__(self, root, files=PACKAGE):
         self.root, self.cache = root, root / "cache"
@@ -240,15 +153,20 @@ class Package:
         assert text.count(old) == 1
         (self.root / file).write_text(text.replace(old, new))
 
-    def start(self, *names, roots=(), script="run.py", **environ):
+    def start(self, script, *arguments, warnings="error", **environ):
         env = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "CPUOPT_"))}
         env |= {"PYTHONPATH": str(ROOT), "CPUOPT_CACHE_DIR": str(self.cache), "PYTHONDONTWRITEBYTECODE": "1"} | environ
-        where = ":".join(map(str, roots or [self.root]))
-        command = [sys.executable, "-W", "error", str(self.root / script), where, *names]
+        command = [sys.executable, "-W", warnings, str(self.root / script), *map(str, arguments)]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def run(self, *names, **options):
-        return finish(self.start(*names, **options))[0]
+    def said(self, script, *arguments, **environ):
+        """What a script prints on stdout, without its end, and on stderr."""
+        return said(self.start(script, *arguments, **environ))
+
+    def run(self, *names, script="run.py", roots=(), **environ):
+        where = ":".join(map(str, roots or [self.root]))
+        found = runs_of(self.start(script, where, *names, **environ))
+        return found if roots else found[0]
 
     def entries(self):
         return sorted((self.cache / "kernels").glob("*.nbc*"))
@@ -263,11 +181,15 @@ class Run(NamedTuple):
     warnings: list
 
 
-def finish(process):
-    """Return one `Run` a package."""
+def said(process):
     out, err = process.communicate()
     assert process.returncode == 0, err
-    *results, warned = json.loads(out)
+    return out.strip(), err
+
+
+def runs_of(process):
+    """Return one `Run` a package."""
+    *results, warned = json.loads(said(process)[0])
     return [Run(values, set(missed), stats, warned) for values, missed, stats in results]
 
 
@@ -298,40 +220,21 @@ EDITS = [
     ("colorsys.py", "A = 10", "A = 11", {"reads": 18}),
     ("constants/deep.py", "200", "201", {"digs": 208}),
     ("constants/__init__.py", "100", "101", {"nests": 108}),
-    ("colorsys.py", "5, 6, 7", "5, 8, 7", {"indexes": 15}),
-    ("colorsys.py", "FAST = 40", "FAST = 41", {"enumerates": 48}),
-    ("colorsys.py", "x: int\n    y: int", "y: int\n    x: int", {"points": 57}),
-    ("colorsys.py", "I64(80)", "I64(81)", {"emits": 88}),
-    ("colorsys.py", "builder.mul(v, I64(by))", "builder.add(v, I64(by))", {"emits_by_helper": 9}),
-    ("colorsys.py", "by=2", "by=3", {"emits_by_helper": 21}),
-    ("colorsys.py", "I64(5)", "I64(6)", {"emits_by_manager": 42}),
-    ("colorsys.py", "n * 4", "n * 8", {"emits_by_memo": 56}),
-    ("colorsys.py", "step = 60", "step = 61", {"emits_by_class": 68}),
-    ("colorsys.py", '"ten": 30', '"ten": 31', {"emits_by_table": 38}),
-    ("colorsys.py", '"d", "e"})', '"d", "f"})', {"emits_by_table": 37}),
-    ("colorsys.py", "Tile(3, 4)", "Tile(3, 5)", {"emits_by_closure": 22}),
-    ("colorsys.py", "self.columns + 0", "self.columns + 1", {"emits_by_closure": 20}),
+    ("colorsys.py", "builder.mul", "builder.add", {"emits": 9}),
+    ("colorsys.py", "by=2", "by=3", {"emits": 21}),
     ("kernels.py", 'fastmath={"nnan"}', 'fastmath={"nsz"}', {"loose": 0}),
 ]
 
 
-@pytest.fixture(scope="module")
-def edited(warm, tmp_path_factory):
+def test_an_edit_recompiles_what_depends_on_it_and_no_more(warm, tmp_path):
     """For each edit a copy of the package with it, and one without, all run in one process on the first run's cache."""
-    base = copy(warm, tmp_path_factory.mktemp("edited"))
+    base = copy(warm, tmp_path)
     packages = [Package(base.root / str(i)) for i in range(len(EDITS))]
     for package, (file, old, new, _) in zip(packages, EDITS, strict=True):
         package.edit(file, old, new)
-    return finish(base.start(roots=[*(package.root for package in packages), base.root]))
-
-
-@pytest.mark.parametrize(
-    ("i", "changed"),
-    [*enumerate([*(edit[3] for edit in EDITS), {}])],
-    ids=[*("-".join(e[3]) for e in EDITS), "taken back"],
-)
-def test_an_edit_recompiles_what_depends_on_it_and_no_more(edited, i, changed):
-    assert (edited[i].values, edited[i].missed) == (RIGHT | changed, set(changed))
+    found = base.run(roots=[*(package.root for package in packages), base.root])
+    for run, (*edit, changed) in zip(found, [*EDITS, ["taken back", {}]], strict=True):
+        assert (run.values, run.missed) == (RIGHT | changed, set(changed)), edit
 
 
 def test_comments_docstrings_dates_and_places_cost_a_second_process_nothing(package):
@@ -363,7 +266,6 @@ TWINS = PACKAGE | {
 import numba
 import numpy as np
 from jit import jit
-
 def make(k):
     @jit()
     def helper(n):
@@ -375,11 +277,9 @@ def make(k):
                 total -= i / (k + 1)
         return total
     return helper
-
 three, five = make(3), make(5)
 one = jit()(lambda x: three(x) + 1)
 two = jit()(lambda x: five(x) + 2)
-
 @jit(parallel=True)
 def spread(x):
     out = np.zeros(64, np.int64)
@@ -401,10 +301,10 @@ def test_functions_of_one_name_stay_apart_and_a_parallel_one_hits_with_any_numbe
 
 def test_processes_that_write_at_once(tmp_path):
     package = Package(tmp_path)
-    names = ["alone", "calls", "imports", "emits"]
-    processes = [package.start(*names) for _ in range(3)]
+    names = ["alone", "calls", "emits"]
+    processes = [package.start("run.py", tmp_path, *names) for _ in range(2)]
     for process in processes:
-        assert finish(process)[0].values == {name: RIGHT[name] for name in names}
+        assert runs_of(process)[0].values == {name: RIGHT[name] for name in names}
     assert package.run(*names).missed == set()
     assert {entry.suffix for entry in package.entries()} == {".nbc"}
 
@@ -422,6 +322,233 @@ import run
     (warned,) = run.warnings
     assert "changed numba.core.compiler:CompileResult._reduce" in warned
     assert {p.name for p in package.cache.iterdir()} == {"generated"}  # text, no machine code
+
+
+# Scripts --------------------------------------------------------------------------------------------------------------
+
+SORTED = """
+import sys
+import numba
+import numpy as np
+from cpuopt.kernels.compile import cache, jit
+second = jit.helper()(lambda x: np.sort(x)[1])
+other = jit.helper()(lambda x: np.sort(x)[2])
+@jit.helper()
+def kernel(x):
+    return second(x) + np.sort(x)[0] + np.sort(x)[2]
+for f in sys.argv[1:]:
+    globals()[f](np.arange(5.0))
+types = numba.typeof(np.zeros(5)),
+print(cache.code_digest(kernel, types), kernel.overloads[types].fndesc.mangled_name)
+"""
+
+
+def test_machine_code_and_its_symbols_are_the_same_in_each_process_whatever_it_compiled_before(tmp_path):
+    package = Package(tmp_path, {"sorts.py": SORTED})
+    processes = [
+        package.start("sorts.py", *functions, CPUOPT_CACHE_DIR=str(tmp_path / place), PYTHONHASHSEED=str(seed))
+        for seed, (place, *functions) in enumerate((("one", "kernel"), ("two", "other", "second", "kernel")))
+    ]
+    one, two = map(said, processes)
+    for entry in (tmp_path / "two" / "kernels").glob("kernel-*.nbc"):
+        entry.unlink()
+    three = package.said("sorts.py", "kernel", CPUOPT_CACHE_DIR=str(tmp_path / "two"), PYTHONHASHSEED="2")
+    assert one == two == three
+    assert len(one[0].split()[0]) == 12
+
+
+STEP = """
+import json, sys, zlib
+import numpy as np
+from cpuopt import Choice, load_kernels
+from cpuopt.engine import Engine
+from cpuopt.kernels.compile import cache, jit
+from cpuopt.models.gpt2 import GPT2, Config
+variant, processes, *files = sys.argv[1:]
+load_kernels(files)
+B, T, V = 3, 77, 1013
+engine = Engine(
+    GPT2(Config(3, 5, 85, V, T)),
+    {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")},
+    choice=Choice(variant, ["*_backward*@h.1*=generated", "attention@h.2*=mine"] * (variant == "vanilla")),
+    fuse=() if variant != "optimized" else ("residual", "layernorm", "gelu", "classifier", "update"),
+    threads=1, processes=int(processes), kernel_files=files,
+)
+tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
+for _ in range(2):
+    engine.step(tokens=tokens, targets=tokens[:, ::-1].copy())
+bits = zlib.crc32(b"".join(p.tobytes() for p in engine.parameters().values()))
+codes = {k.name: jit.code_digest(k) for k in engine.kernels}
+variants = sorted({k.variant for k in engine.kernels})
+print(json.dumps([bits, codes, cache.stats()["misses"], variants]))
+"""
+FILE = """
+from cpuopt import kernel, ops, registry
+for op in (ops.attention_forward, ops.attention_backward):
+    vanilla = registry.KERNELS[op.name, "vanilla"]
+    kernel(op, "mine", scratch=[(s.name, s.size) for s in vanilla.scratch])(vanilla.function.py_func)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variants", [["generated", "mine", "vanilla"], ["optimized"]], ids=" ".join)
+def test_whole_steps_are_alike_whoever_compiles(tmp_path, variants):
+    package = Package(tmp_path, {"step.py": STEP, "mine.py": FILE})
+    variant, files = variants[-1], [tmp_path / "mine.py"] * ("mine" in variants)
+
+    def step(processes):
+        return json.loads(package.said("step.py", variant, processes, *files)[0])
+
+    kernels = tmp_path / "cache" / "kernels"
+    kernels.mkdir(parents=True)
+    for entry in cache_folder("kernels").glob("*.nbc"):  # most are there already and load
+        with contextlib.suppress(FileNotFoundError):  # as another process removes old ones
+            shutil.copy2(entry, kernels)
+    found = [step(2)]
+    for start, processes in ((0, 1), (1, 2)):  # a third is compiled by the process that runs it, another by a pool
+        for entry in sorted(kernels.glob("*.nbc"))[start::3]:
+            entry.unlink()
+        found.append(step(processes))
+    loading, compiling, pool = found
+    assert compiling[:2] == pool[:2] == loading[:2]
+    assert compiling[2] > 0
+    assert all(compiling[1].values())
+    assert set(compiling[3]) >= set(variants)
+
+
+SMALL = """
+import json, sys
+import numpy as np
+from cpuopt import kernel, ops, registry
+from cpuopt.kernels.compile import cache, jit
+@kernel(ops.residual_forward, "mine", parallel=False)
+def residual_forward(out, inp1, inp2):
+    a, b, o = inp1.reshape(-1), inp2.reshape(-1), out.reshape(-1)
+    for i in range(o.size):
+        o[i] = a[i] + b[i]
+kernels = [registry.KERNELS[key] for key in (("residual_forward", "mine"), ("sumsq", "vanilla"), ("copy", "vanilla"))]
+jit.compile_kernels(kernels, processes=2)
+print(json.dumps([cache.stats(), {k.name: jit.code_digest(k) for k in kernels}]))
+"""
+
+
+def test_a_script_without_a_main_guard_compiles_in_processes_and_says_so_and_runs_the_same_without_a_cache(tmp_path):
+    package = Package(tmp_path, {"small.py": SMALL, "a file": ""})
+    at = {"CPUOPT_CACHE_DIR": str(tmp_path / "a file"), "warnings": "default"}
+    (first, told), (second, silent), (without, warned) = (package.said("small.py", **how) for how in ({}, {}, at))
+    (stats, codes), (again, loaded) = json.loads(first), json.loads(second)
+    assert told == "cpuopt: compiling 3 kernels, once for this machine\n"
+    assert silent == ""
+    assert stats == {"hits": 2, "misses": 1, "saved": 1}  # the script's own kernel is compiled where it is
+    assert again == {"hits": 3, "misses": 0, "saved": 0}
+    assert "kernels are not cached" in warned
+    assert codes == loaded == json.loads(without)[1]
+    assert all(codes.values())
+
+
+NESTED = """
+import sys
+import numba, numpy as np
+from numba import prange, types
+from cpuopt.kernels.compile import cache
+def own(function, **options):
+    dispatcher = numba.njit(**options)(function)
+    cache.attach(dispatcher)
+    return dispatcher
+def inner(x):
+    for i in prange(x.size):
+        x[i] += 1
+def outer(x):
+    inner(x)
+inner = own(inner, parallel=True)
+outer = own(outer)
+outer.compile((types.float32[::1],))  # before any thread was started
+x = np.zeros(5, np.float32)
+outer(x)
+print(cache.stats()["misses"], x.sum())
+"""
+
+
+def test_a_kernel_that_calls_a_parallel_one_loads_before_threads_were_started(tmp_path):
+    """Without threads, its call of `numba_parallel_for` went to address 0."""
+    package = Package(tmp_path, {"nested.py": NESTED})
+    assert [package.said("nested.py")[0] for _ in range(2)] == ["2 5.0", "0 5.0"]
+
+
+NUMBAS = {
+    "deep.py": "K = 2\n",
+    "helpers.py": "import numba\nimport deep\n\n@numba.njit(cache=True)\ndef factor(x):\n    return x * deep.K\n",
+    "run.py": """
+import sys
+import numba
+from cpuopt.kernels.compile import cache
+import helpers
+if "first" in sys.argv:
+    print(helpers.factor(1.0))  # which numba caches, or loads from its cache
+def scaled(x):
+    return helpers.factor(x) + 0.5
+kernel = numba.njit(scaled)
+if "afresh" in sys.argv:
+    with cache.as_kept(kernel):
+        kernel.compile((numba.types.float64,))
+    print(kernel(1.0), sum(helpers.factor.stats.cache_hits.values()))
+else:
+    cache.attach(kernel)
+    print(kernel(1.0), cache.stats()["misses"])
+""",
+}
+
+
+@pytest.mark.slow
+def test_a_helper_under_numbas_own_cache_is_never_stale(tmp_path):
+    package = Package(tmp_path, NUMBAS)
+    assert package.said("run.py", "first")[0].split() == ["2.0", "2.5", "1"]
+    package.edit("deep.py", "2", "30")
+    shutil.copytree(tmp_path / "cache", tmp_path / "other", copy_function=shutil.copy2)
+    for place, called in (("other", ["first"]), ("cache", [])):  # loaded before, or called by the kernel alone
+        for misses in ("1", "0"):
+            out, _ = package.said("run.py", *called, CPUOPT_CACHE_DIR=str(tmp_path / place))
+            assert out.split()[-2:] == ["30.5", misses]
+
+
+def test_a_helper_from_numbas_own_cache_is_linked_into_a_kernel_compiled_afresh(tmp_path):
+    package = Package(tmp_path, NUMBAS)
+    assert package.said("run.py", "first", "afresh")[0].split() == ["2.0", "2.5", "0"]
+    assert package.said("run.py", "afresh")[0].split() == ["2.5", "1"]
+
+
+BUSY = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
+from cpuopt import registry
+from cpuopt.kernels.compile import jit
+kernels = [registry.KERNELS[op, "optimized"] for op in ("attention_backward", "attention_forward")]
+jit.compile_kernels(kernels, processes=2)
+"""
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE  # whose new parent has not taken notice
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_compiler_is_left_after_a_signal(tmp_path, number):
+    process = Package(tmp_path, {"busy.py": BUSY}).start("busy.py")
+    parent, deadline = psutil.Process(process.pid), time.monotonic() + 60
+    while len(children := parent.children(recursive=True)) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    deadline = time.monotonic() + 5
+    while left := [c for c in children if runs(c)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 # In this process ------------------------------------------------------------------------------------------------------
@@ -466,17 +593,6 @@ def test_is_cached_without_compiling(folder):
     assert not other.overloads
 
 
-def test_signatures_are_told_apart(folder):
-    aligned, readonly = types.Array(types.float32, 1, "C"), types.Array(types.float32, 1, "C", readonly=True)
-    strided = types.Array(types.float32, 1, "A")
-    for array in aligned, readonly, strided:
-        kernel = compiled(first)
-        assert not cache.is_cached(kernel, (array,))
-        kernel.compile((array,))
-    assert all(cache.is_cached(compiled(first), (array,)) for array in (aligned, readonly, strided))
-    assert len(list(folder.glob("first-*.nbc"))) == 3
-
-
 def first(a):
     return a[0]
 
@@ -485,24 +601,13 @@ def counts_threads(x):
     return x + config.NUMBA_NUM_THREADS + numba.config.NUMBA_DEFAULT_NUM_THREADS
 
 
-SETTINGS = {
-    "OPT": 1,
-    "LOOP_VECTORIZE": 0,
-    "SLP_VECTORIZE": 1,
-    "BOUNDSCHECK": 1,
-    "CPU_NAME": "generic",
-    "CPU_FEATURES": "+avx",
-    "DEBUGINFO_DEFAULT": 1,
-    "ENABLE_AVX": 0,
-    "A_FUTURE_SETTING": 1,
-}
 THREADS = "NUMBA_NUM_THREADS", "NUMBA_DEFAULT_NUM_THREADS"
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "value", "function", "kept"),
     [
-        *((config, name, value, increment, False) for name, value in SETTINGS.items()),
+        *((config, name, 1, increment, False) for name in ("OPT", "CPU_NAME", "BOUNDSCHECK", "A_FUTURE_SETTING")),
         *((config, name, 7, increment, True) for name in ("CACHE_DIR", "THREADING_LAYER", "_HAVE_YAML", *THREADS)),
         *((config, name, 7, counts_threads, False) for name in THREADS),  # a kernel reads them
         *((module, "__version__", "0.0", increment, False) for module in (numba, llvmlite, np)),
@@ -593,6 +698,9 @@ def test_a_callee_has_machine_code_only_where_python_calls_it(folder):
     loaded = compiled(increment)
     assert compiled(lambda x: loaded(x) * 4)(1) == 8
     assert not cache.code_digest(loaded, INT)
+    loaded.compile(INT)
+    assert compiled(lambda x: loaded(x) * 5)(1) == 10  # which compiles it as a callee again
+    assert loaded(1) == 2
 
 
 def test_a_kernel_is_optimized_once_with_all_that_it_calls(folder, monkeypatch):
@@ -610,48 +718,6 @@ def test_a_kernel_is_optimized_once_with_all_that_it_calls(folder, monkeypatch):
     compiled(spread, parallel=True)(out)
     assert list(out) == list(range(1, 10))
     assert len(optimized) == 1
-
-
-SORTED = """
-import sys
-import numba
-import numpy as np
-from cpuopt.kernels.compile import cache, jit
-
-second = jit.helper()(lambda x: np.sort(x)[1])
-other = jit.helper()(lambda x: np.sort(x)[2])
-
-@jit.helper()
-def kernel(x):
-    return second(x) + np.sort(x)[0] + np.sort(x)[2]
-
-for f in sys.argv[2:]:
-    globals()[f](np.arange(5.0))
-types = numba.typeof(np.zeros(5)),
-print(cache.code_digest(kernel, types), kernel.overloads[types].fndesc.mangled_name)
-"""
-
-
-def test_machine_code_and_its_symbols_are_the_same_in_each_process_whatever_it_compiled_before(tmp_path):
-    package = Package(tmp_path, {"sorts.py": SORTED})
-
-    def code(*asked):
-        """What each of several processes at once prints, with the functions that it calls."""
-        processes = [
-            package.start(
-                *functions, script="sorts.py", CPUOPT_CACHE_DIR=str(tmp_path / place), PYTHONHASHSEED=str(seed)
-            )
-            for seed, (place, *functions) in enumerate(asked)
-        ]
-        found = [(p.communicate(), p.returncode) for p in processes]
-        assert [status for _, status in found] == [0] * len(found), found
-        return {out for (out, _), _ in found}
-
-    (alone,) = code(("one", "kernel"), ("three", "second", "other", "kernel"), ("two", "other", "kernel"))
-    assert alone != "\n"
-    for entry in (tmp_path / "two" / "kernels").glob("kernel-*.nbc"):
-        entry.unlink()
-    assert code(("two", "kernel")) == {alone}
 
 
 def test_an_entry_under_the_name_of_another_is_a_miss(folder, entry):
@@ -678,11 +744,7 @@ def digest(value):
 
 
 Weekday, Number = enum.Enum("Weekday", {"MONDAY": 1}), enum.Enum("Number", {"MONDAY": 2})
-
-
-class Pair(NamedTuple):
-    x: int
-    y: int
+Pair, Swapped = (NamedTuple("Pair", [(a, int), (b, int)]) for a, b in ("xy", "yx"))
 
 
 @dataclass
@@ -695,21 +757,6 @@ class Slotted:
 
     def __init__(self, rows):
         self.rows = rows
-
-
-class Base(abc.ABC):
-    @abc.abstractmethod
-    def rows(self): ...
-
-
-class Derived(Base):
-    @staticmethod
-    def rows():
-        return 1
-
-    @classmethod
-    def columns(cls):
-        return 2
 
 
 def modules(*values):
@@ -728,17 +775,17 @@ class Pipeline(CompilerBase):
     pass
 
 
-def returns(value):
-    return lambda: value
+def returns(value, **attributes):
+    def function():
+        return value
 
-
-def swapped():
-    return NamedTuple("Pair", [("y", int), ("x", int)])
-
-
-def annotated(function, **attributes):
     vars(function).update(attributes)
     return function
+
+
+@contextlib.contextmanager
+def managed(x):
+    yield x + 1
 
 
 @pytest.mark.parametrize(
@@ -762,10 +809,11 @@ def annotated(function, **attributes):
         (Weekday.MONDAY, Number.MONDAY),
         (Pair(1, 2), Pair(2, 1)),
         (Pair(1, 2), (1, 2)),
-        (Pair, swapped()),
+        (Pair, Swapped),
         (Size(1), Size(2)),
         (Slotted(1), Slotted(2)),
-        (Base, Derived),
+        (child(property(lambda self: 1)), child(property(lambda self: 2))),
+        (child(staticmethod(increment)), child(classmethod(increment))),
         (child(1), child(2)),
         (returns(1), returns(2)),
         (returns(len), returns(abs)),
@@ -773,7 +821,9 @@ def annotated(function, **attributes):
         (modules(1, 2), modules(3, 2)),
         (functools.partial(increment, 1), functools.partial(increment, 2)),
         (functools.cache(increment), functools.cache(first)),
-        (annotated(returns(1), hint=1), annotated(returns(1), hint=2)),
+        (returns(1, hint=1), returns(1, hint=2)),
+        (managed, contextlib.contextmanager(increment)),
+        (Size(1).__init__, Size(2).__init__),
         (lambda x=1: x, lambda x=2: x),
         (lambda *, x=1: x, lambda *, x=2: x),
         (lambda x: x + 1, lambda x: x + 2),
@@ -781,7 +831,9 @@ def annotated(function, **attributes):
         (lambda x: x + 1, lambda x: x - 1),
         (lambda x: x.real, lambda x: x.imag),
         (types.int64, types.int32),
-        (types.NamedUniTuple(types.int64, 2, Pair), types.NamedUniTuple(types.int64, 2, swapped())),
+        (types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "A")),
+        (types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "C", readonly=True)),
+        (types.NamedUniTuple(types.int64, 2, Pair), types.NamedUniTuple(types.int64, 2, Swapped)),
         (types.ExternalFunction("f", types.int64()), types.ExternalFunction("f", types.int32())),
         (ir.IntType(8), ir.IntType(16)),
         (ir.FloatType().as_pointer(), ir.DoubleType().as_pointer()),
@@ -908,17 +960,6 @@ def test_a_global_that_changes_during_compilation(monkeypatch):
 
 
 # The directory --------------------------------------------------------------------------------------------------------
-
-
-def test_where_the_directory_is(tmp_path, monkeypatch):
-    assert entries.folder_in_use() == tmp_path / "own" / "kernels"
-    monkeypatch.delenv("CPUOPT_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert entries.folder_in_use() == tmp_path / "xdg" / "cpuopt" / "kernels"
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for unset in "", "relative":
-        monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert entries.folder_in_use() == tmp_path / "home" / ".cache" / "cpuopt" / "kernels"
 
 
 def test_a_full_disk_is_no_error(folder, monkeypatch):

@@ -1,13 +1,17 @@
 """A bfloat16 in a kernel: whatever calls it, it is the float32 of its bits."""
 
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import pytest
 from numba import types
 
-from cpuopt.kernels.compile.jit import helper
+from cpuopt import kernels  # noqa: F401  (registers them)
+from cpuopt.kernels.compile.jit import helper, signature_of
 from cpuopt.kernels.compile.storage import UFUNCS, bfloat16
+from cpuopt.kernels.registry import KERNELS
 
 CALLS = [
     *("np.float32(x)", "np.float64(x)", "np.int32(x)", "np.bool_(x)", "float(x)", "int(x)", "bool(x)", "abs(x)"),
@@ -32,3 +36,15 @@ def test_a_bfloat16_is_taken_by_what_takes_a_float32() -> None:
         with np.errstate(all="ignore"):
             names["called"](want, given.astype(np.float32))
         np.testing.assert_allclose(got, want, rtol=3e-7, err_msg=str(CALLS))
+
+
+def test_a_kernel_runs_after_another_one_that_calls_it_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))  # where the other one is not yet
+    kernel = KERNELS["copy", "vanilla"].of({"out": "bfloat16"})
+    kernel.compile()
+    called, out = kernel.function, np.zeros(3, ml_dtypes.bfloat16)
+    helper()(lambda out, inp: called(out, inp)).compile(signature_of(kernel))
+    kernel.direct().function(out, np.ones(3, np.float32))
+    assert out.tolist() == [1, 1, 1]
