@@ -397,7 +397,7 @@ def test_whole_steps_are_alike_whoever_compiles(tmp_path, variants):
     variant, files = variants[-1], [tmp_path / "mine.py"] * ("mine" in variants)
 
     def step(processes):
-        return json.loads(package.said("step.py", variant, processes, *files)[0])
+        return json.loads(package.said("step.py", variant, processes, *files, warnings="default")[0])
 
     kernels = tmp_path / "cache" / "kernels"
     kernels.mkdir(parents=True)
