@@ -15,35 +15,32 @@ from cpuopt.kernels.toolkit.waiting import PERIOD_S, Waits
 SECOND = round(1 / PERIOD_S)
 
 
-def chosen(*loads, room=0):
+def seconds(*loads):
+    return [x for x in loads for _ in range(SECOND)]
+
+
+LOADS = {  # what others use at each look, the cores that are left to them, whether threads spin at the end, and changes
+    "quiet": (seconds(*[0.0] * 20), 0, True, 0),
+    "loaded": (seconds(*[2.0] * 20), 0, False, 1),
+    "load comes": (seconds(*[0.0] * 10, *[1.5] * 10), 0, False, 1),
+    "load goes": (seconds(*[1.5] * 10, *[0.1] * 10), 0, True, 2),
+    "a little": (seconds(*[0.2, 0.4, 0.3] * 7), 0, True, 0),
+    "less than is left": ([8.3] * 40, 8, True, 0),
+    "more than is left": ([8.6] * 40, 8, False, 1),
+    "every other look": ([2, 0] * 40, 0, True, 0),
+    "pairs of looks": ([2, 2, 0, 0] * 40, 0, False, 1),
+    "threes of looks": ([2, 2, 2, 0, 0, 0] * 40, 0, False, 1),
+    "less and less": ([0.6, 0.3] * 40, 0, True, 0),
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_the_choice_follows_the_load_and_does_not_flap(name):
+    looks, room, ends, changed = LOADS[name]
     choice = Waits(room)
-    return [choice.look(x) for x in loads]
-
-
-def changes(ways):
-    return sum(a != b for a, b in pairwise([True, *ways]))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "ends", "changed"),
-    [
-        ([0.0] * 20, True, 0),
-        ([2.0] * 20, False, 1),
-        ([0.0] * 10 + [1.5] * 10, False, 1),
-        ([1.5] * 10 + [0.1] * 10, True, 2),
-        ([0.2, 0.4, 0.3] * 7, True, 0),
-    ],
-    ids=["quiet", "loaded", "load comes", "load goes", "a little"],
-)
-def test_the_choice_follows_the_load(seconds, ends, changed):
-    ways = chosen(*(x for x in seconds for _ in range(SECOND)))
+    ways = [choice.look(x) for x in looks]
     assert ways[-1] == ends
-    assert changes(ways) == changed
-
-
-def test_what_others_use_of_cores_that_are_left_to_them_is_no_load():
-    assert all(chosen(*[8.3] * 40, room=8))
-    assert not chosen(*[8.6] * 40, room=8)[-1]
+    assert sum(a != b for a, b in pairwise([True, *ways])) == changed
 
 
 def test_a_wrong_guess_is_mended_within_a_second():
@@ -53,13 +50,6 @@ def test_a_wrong_guess_is_mended_within_a_second():
             choice.look(2.0 - load)
         assert choice.spins is not right
         assert [choice.look(load) for _ in range(SECOND)][-1] is right
-
-
-@pytest.mark.parametrize(
-    ("looks", "changed"), [([2, 0], 0), ([2, 2, 0, 0], 1), ([2] * 3 + [0] * 3, 1), ([0.6, 0.3], 0)]
-)
-def test_a_load_that_comes_and_goes_quickly_does_not_flap(looks, changed):
-    assert changes(chosen(*looks * 40)) == changed
 
 
 def test_two_runs_side_by_side_both_leave_cores_and_return_when_one_ends():
