@@ -11,7 +11,7 @@ The gradient of the input. The scales go into `dout`, so that the same int8 serv
 A row x with the largest magnitude m is quantized in float32, each operation rounded by itself::
 
     step = m / 127,  q[i] = x[i] * (127 / m)                        rounded to nearest even; or
-                     q[i] = floor(x[i] * (127 / m) + u[i])          at random, with this mean to 2^-17
+                     q[i] = floor(x[i] * (127 / m) + u[i])          at random, with the mean right to 2^-17
 
 Every element of a row with m < 2^-100 counts as zero. A row with NaN or infinity has a step of NaN, and so a result
 of NaN. u[i] is the lower half of the random word of ``rounding.py`` over 2^16, for the element's index in `dout`. Its
