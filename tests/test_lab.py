@@ -157,6 +157,16 @@ def test_a_right_kernel_goes_through_all_stages():
     assert row.said["machine code"] == "a Python function"
 
 
+def test_an_op_that_the_model_does_not_call_is_compared_at_usual_sizes():
+    file = Path("mine.py")
+    file.write_text(HEAD + text("silu_forward", "out[:] = inp / (1 + np.exp(-inp))"))
+    plan = rounds.RoundPlan(file, "gpt2-tiny", 1, 2, 1, rounds=6, against="vanilla")
+    (row,) = rounds.work(plan, ROOFS, report.Screen(plan, live=False, quiet=True))
+    assert (row.bad, list(row.said)) == ("", list(rounds.STAGES))
+    assert re.search(r"; at N=\d+, because gpt2-tiny does not call it$", row.said["alone"])
+    assert row.said["step"] == "none: gpt2-tiny does not call it"
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

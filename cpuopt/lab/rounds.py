@@ -19,7 +19,7 @@ from ..isolate.child import ENDED, Child
 from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
-from ..wording import call_count, spread
+from ..wording import call_count, spread, text_of
 from . import worker
 from .ab import GAINS, bound
 from .advice import CallTime
@@ -208,7 +208,8 @@ def _compare(plan: RoundPlan, row: KernelRow, child: Child, in_step: bool) -> di
     settings = {k: getattr(plan, k) for k in ("model", "B", "T", "threads")} | {"kernels": child.kernels}
     asked = {"layer": "*", "in_step": in_step, "flush": False, "seed": 0, "analyses": analyses_up_to(plan.rounds)}
     sizes = {"sizes": plan.sizes[0]} if plan.sizes else {}
-    return child.ask("ab", op=row.op, variants=[row.against, row.variant], settings=settings, **asked, **sizes)
+    asked |= {"variants": [row.against, row.variant], "elsewhere": not in_step}
+    return child.ask("ab", op=row.op, settings=settings, **asked, **sizes)
 
 
 def _told(r: dict[str, Any], row: KernelRow) -> str:
@@ -222,8 +223,15 @@ def _told(r: dict[str, Any], row: KernelRow) -> str:
 
 
 def _alone(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
-    row.found["alone"] = _compare(plan, row, child, in_step=False)
-    return _told(row.found["alone"], row)
+    found = row.found["alone"] = _compare(plan, row, child, in_step=False)
+    if _called(plan, row):
+        return _told(found, row)
+    return f"{_told(found, row)}; at {text_of(found['sizes'])}, because {plan.model} does not call it"
+
+
+def _called(plan: RoundPlan, row: KernelRow) -> bool:
+    """Return whether the sizes are those of the model or of the plan."""
+    return bool(plan.sizes) or "sizes" not in row.found["alone"]
 
 
 def _roof(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
@@ -251,6 +259,8 @@ def _step(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
         return "not asked for"
     if plan.sizes:
         return "none: --sizes names no model"
+    if not _called(plan, row):
+        return f"none: {plan.model} does not call it"
     if row.against == row.variant:
         return "nothing to compare with"
     r = row.found["step"] = _compare(plan, row, child, in_step=True)

@@ -10,6 +10,7 @@ from ..building import set_threads
 from ..check import worker as judging
 from ..check.cases import Case, calls_alike
 from ..check.gate import require_quick
+from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 from ..kernels.compile import cache, jit
@@ -39,14 +40,20 @@ def compared(
 
     Parameters
     ----------
+    request : with ``elsewhere``, an op that the model does not call is compared at GPT-2's widths.
     require : the check before and after, for a number of threads.
     make : as `comparing.alone` takes it.
     """
     settings, op = settings_of(request), op_named(request["op"])
-    sizes, given = request.get("sizes"), [from_json(Case, s) for s in request.get("shapes", ())]
+    sizes, shapes = request.get("sizes"), [from_json(Case, s) for s in request.get("shapes", ())]
+    try:
+        shapes = shapes or ([] if sizes else calls_alike(comparing.calls_of(op, settings, request["layer"])))
+    except UserError:
+        if not request.get("elsewhere"):
+            raise
+        sizes = dict(comparing.usual_sizes(op, settings.B, settings.T))
     at = {"sizes": sizes} if sizes else {"B": settings.B, "T": settings.T}
-    shapes = [comparing.case_at(op, sizes)] if sizes else given
-    shapes = shapes or calls_alike(comparing.calls_of(op, settings, request["layer"]))
+    shapes = shapes or [comparing.case_at(op, sizes)]
     n = set_threads(settings.threads, pair)
     say("checking")
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}

@@ -191,7 +191,10 @@ def naive():
     return results("vanilla")
 
 
-@pytest.mark.parametrize(("target", "threads"), [("", "1 2 3 5"), ("haswell", "2"), ("znver4", "3")])
+SLOW_TARGET = pytest.param("znver4", "3", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("target", "threads"), [("", "1 2 3 5"), ("haswell", "2"), SLOW_TARGET])
 def test_kernels_have_the_bits_of_the_naive_ones(naive, target, threads):
     """On AVX-512 without the instruction for int8 (znver4 is listed without it), and on AVX2."""
     assert "avx512vnni" not in targets.TARGETS["znver4"].features
