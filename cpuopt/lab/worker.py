@@ -45,7 +45,7 @@ def compared(
     make : as `comparing.alone` takes it.
     """
     settings, op = settings_of(request), op_named(request["op"])
-    sizes, shapes = request.get("sizes"), [from_json(Case, s) for s in request.get("shapes", ())]
+    sizes, shapes = request.get("sizes") or {}, [from_json(Case, s) for s in request.get("shapes", ())]
     try:
         shapes = shapes or ([] if sizes else calls_alike(comparing.calls_of(op, settings, request["layer"])))
     except UserError:
