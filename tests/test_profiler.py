@@ -144,7 +144,7 @@ def test_every_kind_of_op_has_its_row_in_the_order_of_a_step(result, engine):
     assert result.op_ms_values.keys() == {r.op for r in result.ops} - {UNACCOUNTED}
 
 
-def test_a_row_is_held_against_the_roof_that_binds(engine, shared, profiled):
+def test_a_row_is_held_against_the_roof_that_binds(engine, shared, profiled, monkeypatch):
     levels = (Level("L1", 20_000), Level("memory", None))
     roofs = Roofs(1, levels, 1e3, {"L1": {"read": 2e3, "copy": 3e3}, "memory": {"read": 500}}, 1.0)
     p, profile = profiled(roofs=roofs)
@@ -166,6 +166,12 @@ def test_a_row_is_held_against_the_roof_that_binds(engine, shared, profiled):
     assert raised.mfu == pytest.approx(100 * engine.program.flops / (most * raised.quiet_ms * 1e6))
     (said,) = raised.doubts
     assert f"passed a roof, so these were raised: FMA from 1 to {most:.4g} GFLOP/s" in said
+    monkeypatch.setattr("cpuopt.measure.rates.raised", lambda kept, calls: (kept, []))
+    low = replace(roofs, gflops=0.9 * most * max(r.of_roof for r in raised.ops if r.roof == "FMA") / 100)
+    passed = p.profile(model="gpt2-tiny", B=B, T=T, choice=shared[1], roofs=low)
+    assert (passed.mfu, "MFU" in passed.words) == (None, False)
+    assert sum("which is impossible" in d for d in passed.doubts) == 1
+    assert "unfit" in " ".join(show(passed))
 
 
 def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, profiled, monkeypatch):
