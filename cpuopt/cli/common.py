@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import to_json
-from ..machine import ORDER, require_usable, waiting
+from ..machine import ORDER, ORDERS, require_usable, waiting
 from ..machine import cores as cores
 from ..train.settings import BASES, FLAGS, MOST_THREADS, Settings
 from ..wording import nearest
@@ -185,8 +185,8 @@ def show(args: argparse.Namespace, content: Any, shown: Callable[[], Sequence[Re
 
 def use_order(order: str | None) -> None:
     """Choose the order in which products of bfloat16 are added, before kernels are imported; None: the processor's."""
-    if order:
-        os.environ[ORDER] = order
+    if order in ORDERS:  # a wrong one is refused with the other settings
+        os.environ[ORDER] = str(order)
 
 
 def start_numba(threads: int | None) -> None:

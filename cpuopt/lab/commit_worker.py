@@ -219,7 +219,7 @@ def declaration(kernel: Kernel) -> str:
             try:
                 lengths.append(part.elements(x))
             except Exception as e:  # of a user's function
-                lengths.append(repr(e))
+                lengths.append(type(e).__name__)
     return repr((flags, [(part.name, part.dtype) for part in kernel.scratch], lengths))
 
 
