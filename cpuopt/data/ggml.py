@@ -71,31 +71,43 @@ def files(file: Gguf) -> dict[str, bytes]:
     if not _texts(tokens) or not tokens:
         raise file.wrong(f"{KEY}tokens is no list of texts")
     types = _array(file, "token_type", len(tokens), "iu")
-    types = np.full(len(tokens), NORMAL) if types is None else types
+    types = [NORMAL] * len(tokens) if types is None else types.tolist()
     ids = {what: _id(file, what, len(tokens)) for what in (*MARKS, "unknown")}
     model = _pairs(file, tokens) if kind == "gpt2" else _pieces(file, tokens, types, ids["unknown"])
     pre = found.get(f"{KEY}pre", "default")
     adds_bos = found.get(f"{KEY}add_bos_token", kind == "llama" or ALIASES.get(pre, pre) in ("llama-bpe", "tekken"))
-    first = tokens[ids["bos"]] if adds_bos is True and ids["bos"] is not None else None
-    content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            _added(i, tokens[i], int(types[i])) for i in np.flatnonzero(np.isin(types, (2, 3, 4))).tolist()
-        ],
-        **model,
-        "post_processor": None if first is None else _template(first, ids["bos"]),
-    }
-    texts = {f"{here}_token": ids[what] for what, here in NAMES.items()}
-    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    about |= {key: tokens[i] for key, i in texts.items() if i is not None}
+    made = content(tokens, types, model, ids["bos"] if adds_bos is True else None)
+    about: dict[str, Any] = {f"{here}_token": tokens[i] for what, here in NAMES.items() if (i := ids[what]) is not None}
     if templates := chat_templates(file):
         listed = [{"name": name, "template": text} for name, text in templates.items()]
         about["chat_template"] = templates["default"] if [*templates] == ["default"] else listed
-    made = {"tokenizer.json": content, SETTINGS: about}
-    made |= {GENERATION: named} if (named := marks_in(file, len(tokens)).ids()) else {}
-    return {name: json.dumps(x, ensure_ascii=False).encode() for name, x in made.items()}
+    return written(made, about, marks_in(file, len(tokens)))
+
+
+def content(tokens: Sequence[str], types: Sequence[int], model: Mapping[str, Any], first: int | None) -> dict[str, Any]:
+    """Return the content of a ``tokenizer.json``.
+
+    Parameters
+    ----------
+    model : its parts that encode and decode.
+    first : the token that is put before a text.
+    """
+    special = [i for i, kind in enumerate(types) if kind in (UNKNOWN, CONTROL, OWN)]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(i, tokens[i], types[i]) for i in special],
+        **model,
+        "post_processor": None if first is None else _template(tokens[first], first),
+    }
+
+
+def written(content: Mapping[str, Any], about: Mapping[str, Any], marks: Marks) -> dict[str, bytes]:
+    """Return ``tokenizer.json`` and its companions: ``tokenizer_config.json`` from `about`, and marks if there are."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **about}
+    made = {"tokenizer.json": content, SETTINGS: settings, GENERATION: marks.ids()}
+    return {name: json.dumps(x, ensure_ascii=False).encode() for name, x in made.items() if x}
 
 
 def marks_in(file: Gguf, n: int) -> Marks:
@@ -143,7 +155,7 @@ def _added(i: int, text: str, kind: int) -> dict[str, Any]:
     return {"id": i, "content": text, **flags, "special": kind != OWN}
 
 
-def _template(first: str, i: int | None) -> dict[str, Any]:
+def _template(first: str, i: int) -> dict[str, Any]:
     """Return the part of a ``tokenizer.json`` that puts a token before a text."""
     start, a, b = {"SpecialToken": {"id": first, "type_id": 0}}, *({"Sequence": {"id": x, "type_id": 0}} for x in "AB")
     special = {first: {"id": first, "ids": [i], "tokens": [first]}}
@@ -188,32 +200,42 @@ def _pairs(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _pieces(file: Gguf, tokens: Sequence[str], types: Any, unknown: int | None) -> dict[str, Any]:
-    """Return the parts of a ``tokenizer.json`` of pieces; two neighbours merge by the score of what they make."""
-    scores, vocabulary = _array(file, "scores", len(tokens), "f"), _vocabulary(tokens)
+def _pieces(file: Gguf, tokens: Sequence[str], types: Sequence[int], unknown: int | None) -> dict[str, Any]:
+    """Return the parts of a ``tokenizer.json`` of pieces."""
+    scores = _array(file, "scores", len(tokens), "f")
     if scores is None or not np.isfinite(scores).all():
         raise file.wrong(f"{KEY}scores are no numbers")
+    unknown = unknown if unknown is not None else next((i for i, kind in enumerate(types) if kind == UNKNOWN), None)
+    prefix = file.metadata.get(f"{KEY}add_space_prefix", True) is True
+    return merging(tokens, types, scores.tolist(), None if unknown is None else tokens[unknown], prefix)
+
+
+def merging(
+    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], unknown: str | None, prefix: bool = True
+) -> dict[str, Any]:
+    """Return the parts of a ``tokenizer.json`` of pieces; two neighbours merge by the score of what they make.
+
+    Parameters
+    ----------
+    unknown : the token of characters that are no piece, if they are no bytes either.
+    prefix : whether a space is put before a text.
+    """
+    vocabulary = _vocabulary(tokens)
     plain = {text: i for text, i in vocabulary.items() if types[i] == NORMAL}
     merges = [
-        (-float(scores[i]), vocabulary[left], vocabulary[right], left, right)
+        (-scores[i], vocabulary[left], vocabulary[right], left, right)
         for text, i in plain.items()
         for at in range(1, len(text))
         if (left := text[:at]) in plain and (right := text[at:]) in plain
     ]
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-    prefix = file.metadata.get(f"{KEY}add_space_prefix", True) is True
     steps = [{"type": "Prepend", "prepend": SPACE}, spaces] if prefix else [spaces]
     ends = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    unk = (
-        tokens[unknown]
-        if unknown is not None
-        else next((t for t, i in vocabulary.items() if types[i] == UNKNOWN), None)
-    )
     pairs = [(left, right) for *_, left, right in sorted(merges)]
     return {
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *ends]},
-        "model": _model(vocabulary, pairs, unk_token=unk, fuse_unk=True, byte_fallback=True),
+        "model": _model(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }

@@ -2,7 +2,7 @@
 
 ``bytes`` needs nothing. ``gpt2`` is tiktoken's and needs a vocabulary file, which this module only reads: to fetch it
 is the work of ``datasets.prepare``. Others are files that come with a model: Hugging Face's ``tokenizer.json``, read by
-the library ``tokenizers``, as is the one inside GGUF, and llama2.c's ``tokenizer.bin``.
+the library ``tokenizers``, as are the one inside GGUF and llama2.c's ``tokenizer.bin``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from ..files import Content, user_cache
 from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
 from ..wording import hub_hint
-from . import companions, ggml, untrusted
-from .pieces import Pieces
+from . import companions, ggml, pieces, untrusted
 from .sentencepiece import read_pieces
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ class Json(OfModel):
     def __init__(self, path: Path) -> None:
         tokenizers, self.path = optional("tokenizers", repr(str(path)), "hf"), str(path)
         try:
-            files = self._files(path)
+            files = self.files(path)
             content = files[Json.name]
             found = parse_json(content)  # its JSON is strict, and its growth bounded, before a library reads it
             self.to_bytes, self.growth = _bytes_of(found.get("decoder")), untrusted.growth(found)
@@ -228,7 +227,7 @@ class Json(OfModel):
         self.never = frozenset(self.special.values()).difference(unknown) if whole else frozenset()
         self._mark(path.parent, files)
 
-    def _files(self, path: Path) -> dict[str, bytes]:
+    def files(self, path: Path) -> dict[str, bytes]:
         """Return the content of the file as ``tokenizer.json``, and of those beside it that say more."""
         more = companions.beside(path) if path.name == Json.name else {}
         return {Json.name: read_file(path, most=LARGEST_JSON)} | more
@@ -282,7 +281,7 @@ class Json(OfModel):
 class Inside(Json):
     """The tokenizer inside a GGUF file, read as the ``tokenizer.json`` that says the same."""
 
-    def _files(self, path: Path) -> dict[str, bytes]:
+    def files(self, path: Path) -> dict[str, bytes]:  # noqa: D102
         return ggml.files(Gguf(path))
 
 
@@ -384,27 +383,13 @@ class SentencePiece(OfModel):
         return text.encode() if kind == ggml.CONTROL else text.replace(ggml.SPACE, " ").encode()
 
 
-class Llama2c(Tokenizer):
-    """llama2.c's ``tokenizer.bin``: 1 begins a text, 2 ends it."""
+class Llama2c(Json):
+    """llama2.c's ``tokenizer.bin``, read as the ``tokenizer.json`` that says the same: 1 begins a text, 2 ends it."""
 
-    name, eot, stops, end = "tokenizer.bin", 1, frozenset([1, 2]), 1
-    special_tokens = MappingProxyType({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+    name = "tokenizer.bin"
 
-    def __init__(self, path: Path) -> None:
-        self.pieces = Pieces(path)
-        self.vocab_size = len(self.pieces.texts)
-
-    def encode(self, text: str) -> list[int]:  # noqa: D102
-        return self.pieces.encode(text)
-
-    def start(self, text: str) -> list[int]:  # noqa: D102
-        return [self.eot, *self.encode(text)]
-
-    def id_of(self, token: str) -> int | None:  # noqa: D102
-        return self.pieces.ids.get(token.encode())
-
-    def token_bytes(self, token: int) -> bytes:  # noqa: D102
-        return self.pieces.bytes_of(token)
+    def files(self, path: Path) -> dict[str, bytes]:  # noqa: D102
+        return pieces.files(path)
 
 
 TOKEN_FILE = ".bin"
@@ -413,7 +398,7 @@ PADDED = 50304
 """Rows of GPT-2's embedding, if they are padded to a multiple of 128."""
 TOKENIZERS = ("bytes", "gpt2")
 """Tokenizers by name."""
-Kind = type[Json] | type[SentencePiece] | type[Llama2c]
+Kind = type[Json] | type[SentencePiece]
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (Json, SentencePiece, Llama2c)}
 """Tokenizers in files, by the file's name beside a model's weights; elsewhere its ending tells."""
 

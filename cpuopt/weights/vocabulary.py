@@ -16,7 +16,6 @@ from ..data.tokenizers import (
     BYTES,
     GPT2Tokenizer,
     Json,
-    Llama2c,
     OfModel,
     SentencePiece,
     Tokenizer,
@@ -24,7 +23,7 @@ from ..data.tokenizers import (
 )
 from ..errors import UserError
 from ..files.gguf import Gguf, is_gguf
-from ..files.reading import parse_json, read_file
+from ..files.reading import parse_json
 from .tensors import Marks
 
 NAMED = "cpuopt.tokenizer"
@@ -61,8 +60,6 @@ def metadata_of(tokenizer: str | None, size: int, marks: Marks) -> dict[str, Any
         made = _of_json(found)
     elif isinstance(found, SentencePiece):
         made = _of_sentencepiece(found)
-    elif isinstance(found, Llama2c):
-        made = _of_pieces(found)
     else:
         made = _of_bytes(found) | {NAMED: tokenizer}
     more = size - len(made[f"{KEY}tokens"])
@@ -101,16 +98,6 @@ def _halves(token: bytes, ranks: Mapping[bytes, int]) -> list[str]:
     return ["".join(ALPHABET[byte] for byte in part) for part in parts]
 
 
-def _of_pieces(found: Llama2c) -> dict[str, Any]:
-    """Return the metadata of llama2.c's pieces, of which the first three are special and the next 256 bytes."""
-    texts = [text.decode(errors="replace").replace(" ", SPACE) for text in found.pieces.texts]
-    tokens = ["<unk>", "<s>", "</s>", *texts[3:]]
-    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 259)]
-    about: dict[str, Any] = {"model": "llama", "tokens": tokens, "token_type": types, "scores": found.pieces.scores}
-    about |= {"add_bos_token": True, "add_space_prefix": True, "unknown_token_id": 0}
-    return {KEY + name: x for name, x in about.items()}
-
-
 def _of_sentencepiece(found: SentencePiece) -> dict[str, Any]:
     """Return the metadata of SentencePiece's pieces that merge, with the tokens that are added to them."""
     pieces, more = found.pieces, range(len(found.pieces.texts), found.vocab_size)
@@ -139,12 +126,11 @@ def _templates(found: OfModel) -> dict[str, Any]:
 
 def _of_json(found: Json) -> dict[str, Any]:
     """Return the metadata of a ``tokenizer.json``."""
-    path = Path(found.path)
 
     def wrong(what: str) -> UserError:
         return UserError(f"{found.path!r}: GGUF cannot say {what}; write a directory, or name another with --tokenizer")
 
-    content = parse_json(read_file(path))
+    content = parse_json(found.files(Path(found.path))[Json.name])
     model, added = content["model"], {token["id"]: token for token in content.get("added_tokens") or []}
     if model.get("type") != "BPE":
         raise wrong(f"a model of the kind {str(model.get('type'))[:60]!r}")

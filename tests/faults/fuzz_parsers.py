@@ -24,7 +24,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (1, 2)]
 with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
     from golden.llama2c import tokenizer_bin
 
-    from cpuopt.data.pieces import Pieces
+    from cpuopt.data.tokenizers import get_tokenizer
     from cpuopt.data.tokens import read_tokens
     from cpuopt.errors import UserError
     from cpuopt.train.evaluate import read_examples
@@ -93,8 +93,8 @@ def llama(path: Path) -> None:
 
 def pieces(path: Path) -> None:
     """Read a llama2.c tokenizer."""
-    found = Pieces(path)
-    assert b"".join(map(found.bytes_of, found.encode("any text"))) == b" any text"
+    found = get_tokenizer(str(path))
+    assert b"".join(map(found.token_bytes, found.encode("any text"))) == b" any text"
 
 
 PARSERS = (tensors, model, directory, index, choices, tokens, config, llama, pieces)
