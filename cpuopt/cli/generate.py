@@ -277,8 +277,6 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = tokenizer_of(named, config.vocab_size)
     if args.chat:
         encoder, usual = encoder_of(tokenizer, args.chat_format, adapters=args.adapter), CHAT_CONTEXT
-        for note in encoder.notes:
-            console.warn(note)
     else:
         prompt = tokenizer.start(args.prompt)
         usual = len(prompt) + most

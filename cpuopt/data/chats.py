@@ -380,7 +380,7 @@ def load_chats(
         skipped=skipped,
         fingerprint=digest.hexdigest()[:16],
         files=tuple(files),
-        notes=tuple(form.notes) if form else (),
+        notes=tuple(form.notes) if isinstance(form, Template) else (),
     )
 
 

@@ -97,11 +97,10 @@ class TurnEncoder:
     ----------
     special : the ids of the form's special tokens, by their texts.
     ends : those that end a reply.
-    notes : what a user should know, in sentences.
     """
 
     def __init__(self, tokenizer: Tokenizer, form: Format) -> None:
-        self.tokenizer, self.form, self.notes = tokenizer, form, list[str]()
+        self.tokenizer, self.form = tokenizer, form
         known = {name: tokenizer.id_of(name) for name in form.names}
         self.special = {name: id for name, id in known.items() if id is not None}
         self.ends = {self.special[name] for name in (form.closing[0], *form.ends) if name in self.special}

@@ -26,7 +26,7 @@ from ..files.gguf import Gguf, is_gguf
 from ..isolate.process import Side, Worker
 from ..wording import count
 from . import companions, ggml
-from .forms import FORMATS, TurnEncoder, format_of
+from .forms import TurnEncoder, format_of
 from .shapes import Message
 from .tokenizers import Json, Tokenizer
 
@@ -108,24 +108,21 @@ def encoder_of(
     if source is None:
         return TurnEncoder(tokenizer, format_of(tokenizer, asked, flag))
     assert isinstance(tokenizer, Json)
-    if _jinja():
-        return Template(tokenizer, source)
-    lacks = f"the chat template of {source.where!r} needs the library jinja2, 3.1.6 or later; {INSTALL}"
-    for name, form in FORMATS.items():
-        parts = [*form.opening[::2], *form.closing[::2]]
-        if all(part in source.text for part in parts):
-            encoder = TurnEncoder(tokenizer, format_of(tokenizer, name, flag))
-            encoder.notes = [f"{lacks}; without it, chats have the form {name} and no system turn by default"]
-            return encoder
-    raise UserError(f"{flag}: {lacks}")
+    _require_jinja(source.where)
+    return Template(tokenizer, source)
 
 
-def _jinja() -> bool:
-    """Return whether Jinja is installed, and new enough."""
+def _require_jinja(where: str) -> None:
+    """Raise a `UserError` if Jinja is missing, or too old."""
     try:
-        return tuple(map(int, re.findall(r"\d+", metadata.version("jinja2"))[:3])) >= OLDEST
+        if tuple(map(int, re.findall(r"\d+", metadata.version("jinja2"))[:3])) >= OLDEST:
+            return
     except metadata.PackageNotFoundError:
-        return False
+        pass
+    raise UserError(
+        f"the chat template of {where!r} needs the library jinja2, 3.1.6 or later; {INSTALL}, or name a form with "
+        "--chat-format"
+    )
 
 
 def _any_of(texts: Sequence[str]) -> str:
