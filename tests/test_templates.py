@@ -2,13 +2,13 @@
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import jinja2
 import numpy as np
 import pytest
-import verbs
+from verbs import error_of, refused
 
 from cpuopt import cli
 from cpuopt.data import templates
@@ -50,14 +50,6 @@ def model(template, kind="bytes", special=families.IM, bos=None, eos="<|im_end|>
     return get_tokenizer(str(folder / "tokenizer.json"))
 
 
-def refused(run, *args):
-    """What is said of it, in one line."""
-    with pytest.raises(UserError) as e:
-        run(*args)
-    assert "\n" not in str(e.value)
-    return str(e.value)
-
-
 def family(name):
     template, kind, special, bos, eos = families.FAMILIES[name]
     return model(families.plain(template), kind, special, bos, eos)
@@ -84,7 +76,7 @@ def test_ids_and_masks_are_those_of_transformers(name):
     encoder = encoder_of(family(name))
     for chat, expected in zip(families.CHATS, EXPECTED[name], strict=True):
         if message := expected.get("error"):
-            assert refused(encoder.example, marked(chat)) == f"the chat template of 'tokenizer.json': {message}"
+            assert error_of(encoder.example, marked(chat)) == f"the chat template of 'tokenizer.json': {message}"
             continue
         text = encoder.render(marked(chat), False)
         assert templates.MARKED.sub(r"\1", text) == expected["text"]
@@ -117,7 +109,7 @@ def test_a_template_that_rewrites_earlier_turns_is_trained_on_its_last_answer(te
     tokenizer = model(template)
     lines(said(TALK))
     if counts is None:
-        assert refused(load).startswith(f"'c.jsonl', line 1: the chat template of 'tokenizer.json' {text}")
+        assert error_of(load).startswith(f"'c.jsonl', line 1: the chat template of 'tokenizer.json' {text}")
         return
     data = load()
     (example,) = data.train
@@ -146,7 +138,7 @@ def test_an_answer_is_what_was_said_and_its_end(template, answer):
     tokenizer = model(template)
     chat = marked([("user", "secret"), ("assistant", "d")])
     if answer is None:
-        assert "otherwise than where it asks for one" in refused(encoder_of(tokenizer).example, chat)
+        assert "otherwise than where it asks for one" in error_of(encoder_of(tokenizer).example, chat)
         return
     ids, counted = encoder_of(tokenizer).example(chat)
     assert tokenizer.decode([i for i, c in zip(ids, counted, strict=True) if c]) == answer
@@ -174,16 +166,25 @@ def load(T=256, **how):
 DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
 GLOBALS = "__init__.__globals__"
 FOR, END, FULL = "{% for i in range(99999) %}", "{% endfor %}", "it needs more than 512 MB of memory"
-HOSTILE = {
+LIMITED = {
     "an endless loop": (f"{FOR}{FOR}{END}{END}", "no answer to"),
     "a text times a number": ("{{ 'a' * 10 ** 10 }}", FULL),
     "a text that is doubled": ("{% set n = namespace(a='aa') %}" + FOR + "{% set n.a = n.a ~ n.a %}" + END, FULL),
     "a list joined": ("{{ (range(99999) | list * 9999) | join(messages[0].content * 9999) }}", FULL),
     "ljust": ("{{ 'a'.ljust(10 ** 12) }}", FULL),
     "format's width": ("{{ '%9999999999d' % 1 }}", FULL),
+    "a date": ("{{ strftime_now('%Y' * 10 ** 9) }}", FULL),
+    "a power": ("{{ 9 ** (9 ** 9) }}", "no answer to"),
+    "a macro of itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "it is nested too deeply"),
+    "parentheses": (DEEP, "it is nested too deeply"),
+    "blocks": ("{% if 1 %}" * 300 + "x" + "{% endif %}" * 300, "it is nested too deeply"),
+    "no text": (b"{{ '\xff' }}", "is no UTF-8"),
+    "a large file": ("x" * (1 << 20 | 1), "has 1,048,577 characters; expected 1,048,576 at most"),
+}
+"""Templates that the process and its limits stop, and a word of the line that refuses each."""
+HOSTILE = {
     "a long text": ("{% for i in range(99999) %}{{ 'a' * 99 }}{% endfor %}", "it makes more than 2,097,152 characters"),
     "a long range": ("{{ range(10 ** 12) | list }}", "Range too big"),
-    "a power": ("{{ 9 ** (9 ** 9) }}", "no answer to"),
     "a class": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "globals": (f"{{{{ cycler.{GLOBALS}.os.system('touch ran') }}}}", "unsafe"),
     "globals of a function": ("{{ raise_exception.__globals__['os'].system('touch ran') }}", "unsafe"),
@@ -196,31 +197,41 @@ HOSTILE = {
     "an import": ("{% import 'os' as os %}{{ os.system('touch ran') }}", "no loader"),
     "an include": ("{% include '/etc/passwd' %}", "no loader"),
     "extends": ("{% extends '/etc/passwd' %}", "no loader"),
-    "a file of Jinja's": ("{{ lipsum() }}", "OSError"),
-    "a macro of itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "it is nested too deeply"),
-    "parentheses": (DEEP, "it is nested too deeply"),
-    "blocks": ("{% if 1 %}" * 300 + "x" + "{% endif %}" * 300, "it is nested too deeply"),
     "append": ("{% set x = messages.append(1) %}", "unsafe"),
     "pop": ("{{ messages.pop() }}", "unsafe"),
     "update": ("{{ messages[0].update({'role': 'system'}) }}", "unsafe"),
-    "a date": ("{{ strftime_now('%Y' * 10 ** 9) }}", FULL),
     "an undefined name": ("{{ nothing.at.all }}", "'nothing' is undefined"),
     "no template": ("{% if", "line 1: unexpected 'end of template'"),
-    "no text": (b"{{ '\xff' }}", "is no UTF-8"),
-    "a large file": ("x" * (1 << 20 | 1), "has 1,048,577 characters; expected 1,048,576 at most"),
+    "a file of Jinja's": ("{{ lipsum() }}", "OSError"),
 }
-"""Templates, and a word of the line that refuses each."""
+"""Templates that the sandbox stops, as does the process that cannot open files."""
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_refused_in_a_line(name, monkeypatch, capfd):
-    """None of them runs anything, and each leaves no process."""
-    template, words = HOSTILE[name]
-    monkeypatch.setattr(templates, "LIMIT_S", 2.0)
-    said = refused(lambda: encoder_of(model(template)).render([("user", "hi", False)], True))
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_template_that_fills_the_machine_is_refused_in_a_line(name, monkeypatch, capfd):
+    template, words = LIMITED[name]
+    monkeypatch.setattr(templates, "LIMIT_S", 0.7 if words == "no answer to" else 10.0)
+    said = error_of(lambda: encoder_of(model(template)).render([("user", "hi", False)], True))
     assert said.startswith("the chat template of ")
     assert words in said
     assert len(said) < 600
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_hostile_template_is_refused_in_a_line_and_runs_nothing(capfd):
+    """One process renders them all: what one of them does would be there for the next."""
+    with Worker(Side.module("t", "cpuopt.isolate.jinja"), limit_s=60) as worker:
+        worker.ask("confine")
+
+        def render(template):
+            worker.ask("load", template=template, variables={})
+            worker.ask("render", messages=[{"role": "user", "content": "hi"}], stretches=[(0, 1, True)])
+
+        for template, words in HOSTILE.values():
+            said = error_of(render, template)
+            assert said.startswith("t: ")
+            assert words in said
+            assert len(said) < 600
     assert not Path("ran").exists()
     assert capfd.readouterr() == ("", "")
 
@@ -254,19 +265,14 @@ OPENS = [
 @pytest.mark.parametrize("confined", [True, False])
 def test_a_process_that_renders_opens_nothing_even_without_its_sandbox(confined):
     code = "import socket, subprocess, jinja2; from cpuopt.isolate import jinja; answers = jinja.Answers(); "
-    nothing = {"messages": [], "stretches": [(0, 0, False)]}
     code += "jinja.renderer.__defaults__ = (jinja2.Environment,); "
     code += "jinja.serve({name: getattr(answers, name) for name in ('confine', 'load', 'render')})"
-    for template in OPENS:
-        side = Side("open", (sys.executable, "-c", code))
-        with Worker(side, limit_s=60) as worker:
-            worker.ask("confine") if confined else None
+    with Worker(Side("open", (sys.executable, "-c", code)), limit_s=60) as worker:
+        worker.ask("confine") if confined else None
+        for template in OPENS:
             worker.ask("load", template=f"{{{{ {template} }}}}", variables={})
-            if confined:
-                with pytest.raises(UserError, match="Too many open files"):
-                    worker.ask("render", **nothing)
-            else:
-                assert worker.ask("render", **nothing)["texts"][0][1]
+            with pytest.raises(UserError, match="Too many open files") if confined else nullcontext():
+                assert worker.ask("render", messages=[], stretches=[(0, 0, False)])["texts"][0][1]
 
 
 def test_the_time_of_all_chats_is_limited(monkeypatch):
@@ -323,17 +329,17 @@ def test_a_template_is_found_wherever_files_have_it(where):
         ([{"name": "rag", "template": "x"}], "has chat templates 'rag'; expected one of them to be called 'default'"),
     ],
 )
-def test_what_is_no_template_is_refused(found, words):
+def test_what_is_no_template_is_error_of(found, words):
     tokenizer = model(None)
     config(found)
-    assert words in refused(encoder_of, tokenizer)
+    assert words in error_of(encoder_of, tokenizer)
 
 
 def test_without_jinja_a_form_can_be_named(monkeypatch):
     monkeypatch.setattr(templates.metadata, "version", lambda name: "3.1.5")
     tokenizer = model(CHATML)
     needs = "the chat template of 'tokenizer.json' needs the library jinja2, 3.1.6 or later; pip install "
-    assert refused(encoder_of, tokenizer).startswith(needs)
+    assert error_of(encoder_of, tokenizer).startswith(needs)
     assert isinstance(encoder_of(tokenizer, "chatml"), TurnEncoder)
 
 
@@ -392,8 +398,8 @@ def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without
     assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat?" in out
     assert "<|im_start|>system\nBe odd.<|im_end|>" in out
     Path("chat_template.jinja").write_text("{{ raise_exception('Only after dark') }}")
-    assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark" in verbs.refused(capsys, *show)
-    line = verbs.refused(capsys, "train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x")
+    assert "'c.jsonl', line 1: the chat template of 'tokenizer.json': Only after dark" in refused(capsys, *show)
+    line = refused(capsys, "train", "--model", "gpt2-tiny", "--steps", "1", "--system", "x")
     assert "--system: --data builtin is text, without examples" in line
 
 

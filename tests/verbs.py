@@ -5,7 +5,10 @@ import importlib.util
 import json
 from pathlib import Path
 
+import pytest
+
 from cpuopt import cli
+from cpuopt.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SQUARES = "".join(f"{i} squared is {i * i}.\n" for i in range(1000))
@@ -42,6 +45,14 @@ def ran(capsys, *flags):
     """Run a verb that succeeds; return what it prints as JSON."""
     assert cli.main([*flags, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def error_of(function, *args, **kwargs):
+    """Return the one line of the `UserError` that a call raises."""
+    with pytest.raises(UserError) as e:
+        function(*args, **kwargs)
+    assert str(e.value).isprintable()
+    return str(e.value)
 
 
 def refused(capsys, *flags):

@@ -4,60 +4,14 @@ What an assistant writes stands between ``{% generation %}`` and ``{% endgenerat
 """
 
 import re
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-SYSTEM = "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are a helper.<|im_end|>\n' }}{% endif %}"
-LLAMA2 = """{{ bos_token }}{% set first = messages[0] %}{% for m in messages %}
-  {%- if m.role == 'system' %}{% continue %}{% endif %}
-  {%- if m.role == 'user' %}
-    {%- set said = '<<SYS>>\\n' + first.content + '\\n<</SYS>>\\n\\n' if loop.index == 2 and first.role == 'system' %}
-    {{- '[INST] ' + (said or '') + m.content.strip() + ' [/INST]' }}
-  {%- else %}
-    {%- if loop.first %}{{ raise_exception('Conversation roles must alternate') }}{% endif %}
-    {%- set answer = ' ' + m.content.strip() + eos_token %}{% generation %}{{ answer }}{% endgeneration %}{{ '' }}
-  {%- endif %}
-{%- endfor %}"""
-LLAMA3 = (
-    "{% for m in messages %}{{ bos_token if loop.first }}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
-    "{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim + '<|eot_id|>' }}{% endgeneration %}"
-    "{% else %}{{ m.content | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}{{ '<start_of_turn>' + role + '\n' }}"
-    "{% if role == 'model' %}{% generation %}{{ m['content'] | trim + '<end_of_turn>' }}{% endgeneration %}{% else %}"
-    "{{ m['content'] | trim + '<end_of_turn>' }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-PHI3 = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' }}{% if m['role'] == 'assistant' %}{% generation %}"
-    "{{ m['content'] + '<|end|>' }}{% endgeneration %}{% else %}{{ m['content'] + '<|end|>' }}{% endif %}{{ '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-ZEPHYR = """{% for m in messages %}
-{% if m['role'] == 'assistant' %}
-{{ '<|assistant|>\n' }}{% generation %}{{ m['content'] + eos_token }}{% endgeneration %}{{ '' }}
-{% else %}
-{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
-TULU = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>\n' }}{% if m['role'] == 'assistant' %}"
-    "{% generation %}{{ m['content'] + eos_token }}{% endgeneration %}{{ '' if loop.last else '\n' }}"
-    "{% else %}{{ m['content'] + '\n' }}{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}"
-    "{% endif %}{% endfor %}"
+HERE = Path(__file__).parent / "templates"
+CHATML, SYSTEM, LLAMA2, LLAMA3, GEMMA, PHI3, ZEPHYR, TULU = (
+    (HERE / f"{name}.jinja").read_text().removesuffix("\n")
+    for name in ("chatml", "system", "llama2", "llama3", "gemma", "phi3", "zephyr", "tulu")
 )
 IM = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
