@@ -58,11 +58,11 @@ def test_the_newest_run_is_the_last_that_began_even_by_a_clock_that_was_set_back
     assert checkpoint.find_run(ROOT, "") == third
 
 
-@pytest.mark.parametrize("facts", [{"began": 1e300}, {"began": "x", "time": 7}, {"began": -1.0}, {"began": True}])
-def test_a_time_that_cannot_be_is_not_the_newest(monkeypatch, facts):
+def test_a_time_that_cannot_be_is_not_the_newest(monkeypatch):
     first, second = made("zzz", "UTC", monkeypatch), made("aaa", "UTC", monkeypatch)
-    change(first, **{"time": None} | facts)
-    assert checkpoint.find_run(ROOT, "") == second
+    for facts in ({"began": 1e300}, {"began": "x", "time": 7}, {"began": -1.0}, {"began": True}):
+        change(first, **{"time": None} | facts)
+        assert checkpoint.find_run(ROOT, "") == second
     (first / "machine.json").write_text("{")
     assert checkpoint.find_run(ROOT, "") == second
 

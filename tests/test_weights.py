@@ -254,14 +254,13 @@ def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path, params):
         [weights.read(name) for name in params]
 
 
-def test_the_largest_header_that_is_read_takes_little_time_and_memory(tmp_path):
-    entries = (f'"{i:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(72_000))
+def test_a_header_takes_memory_of_a_few_times_its_size(tmp_path):
+    entries = (f'"{i:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(9_000))
     header = ("{" + ",".join(entries) + "}").encode()
-    assert 0.9 * HEADER_LIMIT < len(header) <= HEADER_LIMIT
     (path := tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    with taking(100e6):
+    with taking(100e6 * len(header) / HEADER_LIMIT):  # 100 MB for the largest
         file = TensorFile(path)
-    assert len(file.tensors) == 72_000
+    assert len(file.tensors) == 9_000
 
 
 # Writing
