@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import verbs
 from golden.llama2c import draw
+from verbs import error_of, refused
 
 from cpuopt import cli
 from cpuopt.errors import UserError
@@ -75,14 +75,6 @@ def saved(tmp_path):
     return save
 
 
-def refused(path):
-    """What is said of a file, in one line."""
-    with pytest.raises(UserError) as e:
-        open_weights(path)
-    assert len(str(e.value).splitlines()) == 1
-    return str(e.value)
-
-
 NARROW = [(case, dtype) for case in ("llama-tied", "gpt2") for dtype in ("bf16", "f16")]
 
 
@@ -105,9 +97,13 @@ def test_a_directory_comes_back_identical(case, dtype, tmp_path):
     weights = open_weights(tmp_path / "m.gguf")
     assert weights.config == config
     for name, x in params.items():
-        np.testing.assert_allclose(
-            weights.read(name), x, rtol=0, atol=2**-23 * (rounded and name.endswith("norm.weight"))
-        )
+        far = 2**-23 * (rounded and name.endswith("norm.weight"))
+        np.testing.assert_allclose(weights.read(name), x, rtol=0, atol=far)
+    if dtype == "f32":  # a file of a narrow type has float32 vectors, which it keeps exact
+        save_weights(tmp_path / "narrow.gguf", config, params.__getitem__, "bf16")
+        narrow = open_weights(tmp_path / "narrow.gguf")
+        assert narrow.dtype == "f32"
+        assert all(np.array_equal(narrow.read(n), weights.read(n)) for n, x in params.items() if x.ndim == 1)
 
 
 def test_tensors_lie_as_llama_cpp_has_them(tmp_path):
@@ -148,9 +144,7 @@ CHANGED = [
     ("phi3", {"phi3__embedding_length": "x"}, "phi3.attention.head_count is 4; expected one for some"),
     ("phi3", {"phi3__rope__scaling__attn_factor": 1.25}, "rope.scaling.attn_factor is 1.25, and there is no tensor"),
     ("phi3-longrope", {"phi3__rope__dimension_count": 8}, "rope_short_factor has 3 numbers; expected 4"),
-    ("gemma2", {"gemma2__expert_count": 8}, "gemma2.expert_count is 8, which cpuopt does not compute; llama.cpp runs"),
     ("gemma3", {"gemma3__attn_logit_softcapping": 9.0}, "gemma3.attn_logit_softcapping is 9.0"),
-    ("llama", {"split__count": 3}, "is one of 3 files of a model; join them with llama.cpp: llama-gguf-split --merge"),
     ("llama", {"split__count": 3, "general__architecture": None}, "is one of 3 files of a model"),
 ]
 
@@ -159,7 +153,7 @@ CHANGED = [
 def test_other_metadata_are_refused_by_their_key(case, changes, said, saved):
     path, _, _ = saved(CASES[case])
     rewritten(path, **changes)
-    assert said in refused(path)
+    assert said in error_of(open_weights, path)
 
 
 def test_metadata_that_others_write(saved):
@@ -185,12 +179,6 @@ def test_the_largest_gemma_divides_scores_by_its_width_for_a_head(saved):
     assert saved(config)[2].config == config
     with pytest.raises(UserError, match="with query_pre_attn_scalar 8; got 4"):
         file_of.require(replace(config, query_pre_attn_scalar=4))
-
-
-def test_vectors_that_a_narrow_type_lacks_stay_exact(saved):
-    _, params, weights = saved(SMALL, "bf16")
-    assert weights.dtype == "f32"
-    assert np.array_equal(weights.read("model.norm.weight"), params["model.norm.weight"])
 
 
 def test_rows_of_q_and_k_lie_as_llama_cpp_rotates_them(saved):
@@ -219,7 +207,7 @@ def test_a_scaling_of_llama_3_of_other_files(saved):
     wrong = divisors.copy()
     wrong[17] *= np.float32(1.01)
     path.write_bytes(container.header(own, stored) + wrong.tobytes() + data[wrong.nbytes :])
-    assert "is no scaling of Llama 3" in refused(path)
+    assert "is no scaling of Llama 3" in error_of(open_weights, path)
 
 
 def test_a_mistral_is_a_llama_of_its_window(saved):
@@ -251,10 +239,10 @@ def test_what_llama_cpp_computes_otherwise_is_not_written(words, tmp_path):
     assert not (tmp_path / "m.gguf").exists()
 
 
-def test_another_model_another_type_and_numbers_that_are_none_are_refused(tmp_path, saved, capsys, monkeypatch):
+def test_another_model_and_another_type_are_refused(tmp_path, saved, capsys, monkeypatch):
     path, params, _ = saved(SMALL)
     convert = ["convert", str(path), str(tmp_path / "new")]
-    said = verbs.refused(capsys, *convert, "--dtype", "q8_0")
+    said = refused(capsys, *convert, "--dtype", "q8_0")
     assert "a Hugging Face directory holds float32, f16, bf16; got q8_0" in said
 
     class Odd(Config):
@@ -263,11 +251,7 @@ def test_another_model_another_type_and_numbers_that_are_none_are_refused(tmp_pa
     with pytest.raises(UserError, match="GGUF has no architecture for the model odd; name a directory"):
         save_weights(tmp_path / "odd.gguf", Odd(61, 32, 64, 2, 4, 2, 8, 16), params.__getitem__)
     monkeypatch.setattr(container, "LARGEST", 1000)
-    assert "its header goes on for" in refused(path)
-    monkeypatch.undo()
-    size = min(t.start for t in container.Gguf(path).tensors.values())
-    path.write_bytes(path.read_bytes()[:size] + np.full((path.stat().st_size - size) // 4, np.nan, "<f4").tobytes())
-    assert "nan at (0, 0); expected finite numbers" in verbs.refused(capsys, *convert)
+    assert "its header goes on for" in error_of(open_weights, path)
     assert {p.name for p in tmp_path.iterdir()} == {"m.gguf"}
 
 
@@ -364,7 +348,7 @@ def test_a_scale_that_is_no_number_is_refused(package, saved, tmp_path, capsys):
     for scale in (np.nan, np.inf):
         content[place.start : place.start + 2] = np.float16(scale).tobytes()
         path.write_bytes(content)
-        line = verbs.refused(capsys, "convert", str(path), str(tmp_path / "hf"))
+        line = refused(capsys, "convert", str(path), str(tmp_path / "hf"))
         assert "mlp.up_proj.weight holds" in line
         assert "expected finite numbers" in line
 
@@ -373,5 +357,5 @@ def test_a_missing_package_is_named(saved, tmp_path, monkeypatch, capsys, packag
     path, _, _ = saved(SMALL, "q8_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
     for target in ("hf", "n.gguf"):
-        said = verbs.refused(capsys, "convert", str(path), str(tmp_path / target))
+        said = refused(capsys, "convert", str(path), str(tmp_path / target))
         assert "needs the library gguf, which is not installed; pip install 'cpuopt[gguf]'" in said

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-import verbs
 from golden.params import make_params
 from test_hostile_files import taking
+from verbs import error_of, refused
 
 from cpuopt import Choice, cli
 from cpuopt.engine import Engine
@@ -37,14 +37,6 @@ def params():
 
 def same(weights, params):
     return all(np.array_equal(weights.read(name), p) for name, p in params.items())
-
-
-def refused(said, path, reader=open_weights):
-    """It is, with these words; give all of them."""
-    with pytest.raises(UserError) as e:
-        reader(path)
-    assert said in str(e.value)
-    return str(e.value)
 
 
 def hf_names(params, prefix="transformer."):
@@ -100,15 +92,12 @@ def test_bfloat16_is_the_nearest_and_ties_go_to_even():
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
-@pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("masks", [False, True])
-def test_a_hugging_face_directory_is_read(tmp_path, params, prefix, head, masks):
+@pytest.mark.parametrize("older", [False, True])
+def test_a_hugging_face_directory_is_read(tmp_path, params, prefix, older):
     arrays = hf_names(params, prefix)
-    if head:
-        arrays["lm_head.weight"] = params["wte.weight"]
-    if masks:
+    if older:
         arrays |= {f"{prefix}h.{i}.attn.bias": np.ones((1, 1, 8, 8), bool) for i in range(2)}
-        arrays[f"{prefix}h.0.attn.masked_bias"] = np.array(-1e4, np.float32)
+        arrays |= {f"{prefix}h.0.attn.masked_bias": np.array(-1e4, "f4"), "lm_head.weight": params["wte.weight"]}
     weights = open_weights(hf_folder(tmp_path / "hf", arrays))
     assert weights.config == CONFIG
     assert same(weights, params)
@@ -134,12 +123,6 @@ def test_what_is_written_is_what_the_library_reads(tmp_path, params):
         assert convert(tmp_path / dtype, tmp_path / "back.bin") == 0
         assert (tmp_path / "back.bin").read_bytes() == (tmp_path / f"{dtype}.bin").read_bytes()
         (tmp_path / "back.bin").unlink()
-
-
-def test_float16_is_read(tmp_path, params):
-    half = {n: p.astype(np.float16) for n, p in hf_names(params).items()}
-    weights = open_weights(hf_folder(tmp_path / "hf", half))
-    assert same(weights, {n: p.astype(np.float16).astype(np.float32) for n, p in params.items()})
 
 
 def sharded(path, arrays):
@@ -169,7 +152,7 @@ def test_an_index_that_lies_or_names_files_elsewhere_is_refused(tmp_path, params
         *(({**names, first: file}, "files beside it") for file in elsewhere),
     ):
         index.write_text(json.dumps({"weight_map": lie}))
-        refused(said, tmp_path / "hf")
+        assert said in error_of(open_weights, tmp_path / "hf")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +174,7 @@ def test_an_index_that_lies_or_names_files_elsewhere_is_refused(tmp_path, params
     ],
 )
 def test_a_model_that_is_computed_otherwise_is_refused(tmp_path, params, config, said):
-    refused(said, hf_folder(tmp_path / "hf", hf_names(params), **config))
+    assert said in error_of(open_weights, hf_folder(tmp_path / "hf", hf_names(params), **config))
 
 
 def test_other_contents_are_refused(tmp_path, params):
@@ -205,11 +188,11 @@ def test_other_contents_are_refused(tmp_path, params):
         "far": arrays | {"../../etc/x y": params["ln_f.bias"]},
     }
     for name, case in cases.items():
-        refused("", hf_folder(tmp_path / name.replace(" ", "-"), case))
+        error_of(open_weights, hf_folder(tmp_path / name.replace(" ", "-"), case))
     (tmp_path / "empty").mkdir()
-    refused("neither", tmp_path / "empty")
+    assert "neither" in error_of(open_weights, tmp_path / "empty")
     (tmp_path / "empty" / "pytorch_model.bin").write_bytes(b"\x80\4")
-    refused("pickle", tmp_path / "empty")
+    assert "pickle" in error_of(open_weights, tmp_path / "empty")
 
 
 def test_a_weight_that_is_no_number_is_named(tmp_path, params):
@@ -311,7 +294,7 @@ def test_training_starts_from_weights_and_saves_them(tmp_path, params, capsys):
     assert ready.config == CONFIG
     assert all(np.array_equal(ready.engine.parameters()[n], p) for n, p in trained.items())
     capsys.readouterr()
-    assert "is there already" in verbs.refused(capsys, "train", *flags, "--save", str(tmp_path / "a.bin"))
+    assert "is there already" in refused(capsys, "train", *flags, "--save", str(tmp_path / "a.bin"))
 
 
 def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path):
@@ -348,16 +331,12 @@ def test_llmcs_own_test_passes(variant):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0, -2.0])
-@pytest.mark.parametrize("at", [0, 77, -1])
-def test_a_number_beyond_the_limit_is_seen_wherever_it_stands(bad, at):
-    array = np.full((40, 50), 1.9, np.float32)
-    assert all_below(array, 2.0)
-    array.flat[at] = bad
-    assert not all_below(array, 2.0)
-    assert all_below(array) == bool(np.isfinite(bad))
-
-
-def test_to_look_for_such_numbers_takes_no_memory():
-    array = np.ones((1000, 1000), np.float32)
+def test_a_number_beyond_the_limit_is_seen_wherever_it_stands_without_memory(bad):
+    array = np.full((400, 500), 1.9, np.float32)
     with taking(array.nbytes / 100):
-        assert all_below(array)
+        assert all_below(array, 2.0)
+    for at in (0, 77, -1):
+        other = array.copy()
+        other.flat[at] = bad
+        assert not all_below(other, 2.0)
+        assert all_below(other) == bool(np.isfinite(bad))
