@@ -119,14 +119,8 @@ def test_the_order_of_seed_42_is_pinned(monkeypatch, limit, order):
     assert [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)] == order
 
 
-@pytest.fixture
-def _walked(monkeypatch):
-    """As if there were too many windows to sort."""
-    monkeypatch.setattr(batching, "SORTED", 0)
-
-
-@pytest.mark.usefixtures("_walked")
-def test_without_sorting_an_epoch_has_each_window_once_too():
+def test_without_sorting_an_epoch_has_each_window_once_too(monkeypatch):
+    monkeypatch.setattr(batching, "SORTED", 0)  # as if there were too many windows
     for windows in (1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000):
         batches = numbered(windows * 4 + 1, 1, 4, seed=9)
         orders = [[starts(batches.batch(epoch, i))[0] // 4 for i in range(windows)] for epoch in range(3)]
@@ -134,8 +128,8 @@ def test_without_sorting_an_epoch_has_each_window_once_too():
         assert windows < 16 or len({tuple(order) for order in orders}) == 3
 
 
-@pytest.mark.usefixtures("_walked")
-def test_without_sorting_each_window_comes_anywhere_as_often_and_beside_any_other():
+def test_without_sorting_each_window_comes_anywhere_as_often_and_beside_any_other(monkeypatch):
+    monkeypatch.setattr(batching, "SORTED", 0)
     windows, epochs = 10, 3000
     batches = numbered(windows * 4 + 1, windows, 4, seed=1)
     orders = np.array([starts(batches.batch(epoch, 0)) for epoch in range(epochs)]) // 4

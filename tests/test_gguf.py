@@ -199,14 +199,12 @@ def test_a_scaling_of_llama_3_of_other_files(saved):
     assert 1 < divisors[17] < 32
     own = {k: x for k, x in file.metadata.items() if not k.startswith("cpuopt.")}
     assert not any("scaling" in key for key in own)  # llama.cpp would scale once more
-    content = path.read_bytes()
-    stored = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
-    data = content[next(iter(file.tensors.values())).start :]
-    path.write_bytes(container.header(own, stored) + data)
+    rewritten(path, **dict.fromkeys(file.metadata.keys() - own.keys()))
     assert open_weights(path).config == config
-    wrong = divisors.copy()
-    wrong[17] *= np.float32(1.01)
-    path.write_bytes(container.header(own, stored) + wrong.tobytes() + data[wrong.nbytes :])
+    content, place = bytearray(path.read_bytes()), container.Gguf(path).tensors["rope_freqs.weight"]
+    divisors[17] *= np.float32(1.01)
+    content[place.start : place.start + place.size] = divisors.tobytes()
+    path.write_bytes(content)
     assert "is no scaling of Llama 3" in error_of(open_weights, path)
 
 
@@ -315,31 +313,14 @@ def test_rows_that_fill_no_blocks_are_float16(package, saved):
 
 @pytest.mark.parametrize("kind", [k for k, (_, block, _) in container.STORED.items() if block > 1])
 def test_every_kind_of_blocks_is_read(package, kind, tmp_path):
-    config = Config(64, 256, 256, 1, 4, 2, 64, 16, tie_word_embeddings=True)
     number, block, width = container.STORED[kind]
-    rng = np.random.default_rng(number)
-    shapes = {file_of._name(name, file_of.ARCHITECTURES["llama"]): s for name, s in config.shapes().items()}
-    stored = {n: ("F32" if len(s) == 1 else kind, s) for n, s in shapes.items()}
-    parts, raw = [], {}
-    for name, (dtype, shape) in stored.items():
-        if dtype == "F32":
-            raw[name] = np.ones(shape, "<f4").tobytes()
-        else:
-            made = rng.integers(0, 256, (int(np.prod(shape)) // block, width), np.uint8)
-            made[:, :4] = np.frombuffer(np.float16([0.01, 0.02]).tobytes(), np.uint8)  # scales that are numbers
-            made[:, -4:] = made[:, :4]
-            raw[name] = made.tobytes()
-        parts += [raw[name], container.padding(len(raw[name]))]
-    about = file_of.metadata_of(config, "f32")
-    (path := tmp_path / "m.gguf").write_bytes(container.header(about, stored) + b"".join(parts))
-    weights = open_weights(path)
-    assert weights.dtype == ("q8_0" if kind == "Q8_0" else "f32")
-    got = weights.read("model.layers.0.mlp.up_proj.weight")
-    assert got.shape == (256, 256)
+    raw = np.random.default_rng(number).integers(0, 256, (256 * 256 // block, width), np.uint8)
+    raw[:, :4] = raw[:, -4:] = np.float16([0.01, 0.02]).view(np.uint8)  # scales that are numbers
+    (path := tmp_path / "m.gguf").write_bytes(container.header({}, {"x": (kind, (256, 256))}) + raw.tobytes())
+    got = file_of._numbers(container.Gguf(path), "x")
     assert np.isfinite(got).all()
     assert len(np.unique(got)) > 8
-    data = np.frombuffer(raw["blk.0.ffn_up.weight"], np.uint8).reshape(256, -1)
-    assert np.array_equal(got, package.dequantize(data, package.GGMLQuantizationType[kind]))
+    assert np.array_equal(got, package.dequantize(raw.reshape(256, -1), package.GGMLQuantizationType[kind]))
 
 
 def test_a_scale_that_is_no_number_is_refused(package, saved, tmp_path, capsys):

@@ -329,7 +329,7 @@ def test_a_template_is_found_wherever_files_have_it(where):
         ([{"name": "rag", "template": "x"}], "has chat templates 'rag'; expected one of them to be called 'default'"),
     ],
 )
-def test_what_is_no_template_is_error_of(found, words):
+def test_what_is_no_template_is_refused(found, words):
     tokenizer = model(None)
     config(found)
     assert words in error_of(encoder_of, tokenizer)
