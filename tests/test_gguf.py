@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from golden.llama2c import draw
+from test_hostile_files import with_metadata
 from verbs import error_of, refused
 
 from cpuopt import cli
@@ -126,14 +127,7 @@ def test_tensors_lie_as_llama_cpp_has_them(tmp_path):
 
 def rewritten(path, **changes):
     """Write a file again with other metadata; None leaves a key out."""
-    file = container.Gguf(path)
-    data = path.read_bytes()[min(t.start for t in file.tensors.values()) :]
-    known = file.metadata | {key.replace("__", "."): x for key, x in changes.items()}
-    head = container.header(
-        {key: x for key, x in known.items() if x is not None},
-        {name: (t.dtype, t.shape) for name, t in file.tensors.items()},
-    )
-    path.write_bytes(head + data)
+    path.write_bytes(with_metadata(path, **changes))
 
 
 CHANGED = [
@@ -199,7 +193,7 @@ def test_a_scaling_of_llama_3_of_other_files(saved):
     assert 1 < divisors[17] < 32
     own = {k: x for k, x in file.metadata.items() if not k.startswith("cpuopt.")}
     assert not any("scaling" in key for key in own)  # llama.cpp would scale once more
-    rewritten(path, **dict.fromkeys(file.metadata.keys() - own.keys()))
+    rewritten(path, **dict.fromkeys(k.replace(".", "__") for k in file.metadata.keys() - own.keys()))
     assert open_weights(path).config == config
     content, place = bytearray(path.read_bytes()), container.Gguf(path).tensors["rope_freqs.weight"]
     divisors[17] *= np.float32(1.01)

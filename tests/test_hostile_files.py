@@ -124,12 +124,14 @@ def formats():
     save_weights(Path("m.gguf"), sizes, draw(sizes.shapes(), 3).__getitem__, **how)
     small = b"".join(bytes(p) for p in file_parts(SHAPES, lambda n: np.ones(SHAPES[n], np.float32)))
     llamas = [model_bin(LLAMA, draw(LLAMA.shapes(), 1), version) for version in (0, 1)]
+    tiny = Config(8, 4, 6, 1, 2, 1, 2, 4, tie_word_embeddings=True)
+    save_weights(Path("tiny.gguf"), tiny, draw(tiny.shapes(), 4).__getitem__)
     return {
         "llm.c": Format("m.bin", (GOLDEN / "llmc.bin").read_bytes(), model),
         "llama2.c": Format("m.bin", llamas[0], model),
         "llama2.c, version 1": Format("m.bin", llamas[1], model),
         "safetensors": Format("x.safetensors", small, tensors),
-        "GGUF": Format("m.gguf", Made().content(), model),
+        "GGUF": Format("m.gguf", Path("tiny.gguf").read_bytes(), model),
         "tokens": Format("x.bin", header(20240520, 1, 3) + struct.pack("<3H", 1, 2, 3), tokens),
         "choices": Format("x.bin", header(20240522, 1, 6) + stream(EXAMPLES), choices),
         "tokenizer.bin": Format("tokenizer.bin", tokenizer_bin(300), tokenizer),
@@ -140,94 +142,7 @@ def formats():
     }
 
 
-# A writer of GGUF of the tests' own, which takes anything
-
-U8, I32, U32, F32, BOOL, TEXT, ARRAY, U64 = 0, 5, 4, 6, 7, 8, 9, 10
-
-
-def text(x, length=None):
-    raw = x if isinstance(x, bytes) else x.encode()
-    return struct.pack("<Q", len(raw) if length is None else length) + raw
-
-
-def value(x, length=None):
-    """A text as a key's value."""
-    return struct.pack("<I", TEXT) + text(x, length)
-
-
-def f32(x):
-    return struct.pack("<If", F32, x)
-
-
-def u32(x):
-    return struct.pack("<II", U32, x)
-
-
-def array(kind, n, payload=b""):
-    return struct.pack("<IIQ", ARRAY, kind, n) + payload
-
-
-KEYS = {
-    "general.architecture": value("llama"),
-    "llama.context_length": u32(4),
-    "llama.embedding_length": u32(4),
-    "llama.block_count": u32(1),
-    "llama.feed_forward_length": u32(6),
-    "llama.attention.head_count": u32(2),
-    "llama.attention.head_count_kv": u32(1),
-    "llama.attention.layer_norm_rms_epsilon": f32(1e-5),
-}
-LAYER = {"attn_norm": (4,), "attn_q": (4, 4), "attn_k": (4, 2), "attn_v": (4, 2), "attn_output": (4, 4)}
-LAYER |= {"ffn_norm": (4,), "ffn_gate": (4, 6), "ffn_up": (4, 6), "ffn_down": (6, 4)}
-DIMS = {"token_embd.weight": (4, 8), "output_norm.weight": (4,)}
-DIMS |= {f"blk.0.{name}.weight": dims for name, dims in LAYER.items()}
-
-
-class Made:
-    """The parts of a file, each of which a case may replace."""
-
-    def __init__(self):
-        self.start, self.counts = b"GGUF" + struct.pack("<I", 3), None
-        self.keys = [text(k) + x for k, x in KEYS.items()]
-        self.tensors, at = [], 0
-        for name, dims in DIMS.items():
-            self.tensors.append({"name": name, "dims": dims, "kind": 0, "at": at})
-            at += -(-int(np.prod(dims)) * 4 // 32) * 32
-        self.data = np.linspace(-1, 1, at // 4, dtype="<f4").tobytes()
-
-    def content(self):
-        counts = self.counts or (len(self.tensors), len(self.keys))
-        head = self.start + struct.pack("<QQ", *counts) + b"".join(self.keys)
-        for t in self.tensors:
-            dims = t["dims"]
-            head += text(t["name"]) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, t["kind"], t["at"])
-        return head + bytes(-len(head) % 32) + self.data
-
-
-def parts(**more):
-    """A file with other parts."""
-    made = Made()
-    vars(made).update(more)
-    return made.content()
-
-
-def key(name, x):
-    """A file with another value of a key, or with one more."""
-    known = {} if name in KEYS else {name: x}
-    keys = {k: x if k == name else old for k, old in KEYS.items()}
-    return parts(keys=[text(k) + v for k, v in {**keys, **known}.items()])
-
-
-def keys(*more):
-    return parts(keys=[*Made().keys, *more])
-
-
-def tensor(i, **more):
-    """A file with a tensor that is described otherwise."""
-    made = Made()
-    made.tensors[i] |= more
-    return made.content()
-
+# What is changed in a right file
 
 HUGE = 2**63
 ENDLESS = "its header goes on for 9223372036854775808 bytes"
@@ -268,19 +183,48 @@ def table(change):
     return of
 
 
+def with_metadata(path, **changes):
+    """Return a GGUF file's content with other metadata: a dot is written ``__``, and None leaves a key out."""
+    file = gguf.Gguf(path)
+    about = file.metadata | {name.replace("__", "."): x for name, x in changes.items()}
+    stored = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
+    data = path.read_bytes()[min(t.start for t in file.tensors.values()) :]
+    return gguf.header({name: x for name, x in about.items() if x is not None}, stored) + data
+
+
 def metadata(**changes):
-    """Change what a GGUF file says of its tokenizer."""
+    """Change what a GGUF file says."""
 
     def of(content):
-        Path("before.gguf").write_bytes(content)
-        file = gguf.Gguf(Path("before.gguf"))
-        about = file.metadata | {f"tokenizer.ggml.{name}": x for name, x in changes.items()}
-        stored = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
-        return gguf.header(about, stored) + content[min(t.start for t in file.tensors.values()) :]
+        (path := Path("before.gguf")).write_bytes(content)
+        return bytearray(with_metadata(path, **changes))
 
     return of
 
 
+def tokens_of(**changes):
+    """Change what a GGUF file says of its tokenizer."""
+    return metadata(**{f"tokenizer__ggml__{name}": x for name, x in changes.items()})
+
+
+def behind(name, offset, codes, *numbers):
+    """Write numbers so many bytes behind a key or a name of GGUF; its length stands 8 bytes before it."""
+
+    def change(content):
+        at = content.index(struct.pack("<Q", len(name)) + name) + 8
+        struct.pack_into(f"<{codes}", content, at + len(name) + offset, *numbers)
+        return content
+
+    return change
+
+
+def renamed(old, new):
+    """Give a key or a tensor of GGUF another name of any length."""
+    lengths = struct.Struct("<Q").pack
+    return lambda c: c.replace(lengths(len(old)) + old, lengths(len(new)) + new, 1)
+
+
+KIND, LAYERS, NORM = b"general.type", b"llama.block_count", b"output_norm.weight"
 E1 = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 SIZE, SCORE = "bytes; expected", struct.Struct("<fi").pack
 CASES = {
@@ -348,56 +292,56 @@ CASES = {
     ],
     "GGUF": [
         (b"", "its header goes on"),
-        (parts(start=b"GGML" + struct.pack("<I", 3)), "begins with b'GGML'"),
-        (parts(start=b"GGUF" + struct.pack("<I", 1)), "version 1; expected 2 or 3"),
-        (parts(start=b"GGUF" + struct.pack(">I", 3)), "big-endian"),
-        (parts(counts=(HUGE, 8)), "tensors and 8 keys; expected 65536 at most"),
-        (parts(counts=(11, 60000)), "give a whole GGUF file"),
-        (keys(text("a", HUGE)), ENDLESS),
-        (key("a", value("a", HUGE)), ENDLESS),
-        (keys(text(b"\xff\xfe") + u32(1)), "a key is no UTF-8"),
-        (key("a", value(b"a\xff")), "'a' is no UTF-8"),
-        (key("\x1b[2J", u32(1)), r"the key '\x1b[2J'"),
-        (keys(text("general.architecture") + u32(1)), "'general.architecture' twice"),
-        (key("a", struct.pack("<I", 13)), "'a' has the type 13; known"),
-        (key("a", struct.pack("<IB", BOOL, 2)), "neither 0 nor 1"),
-        (key("a", array(U8, HUGE)), ENDLESS),
-        (key("a", array(U64, 2**61)), f"its header goes on for {2**64} bytes"),
-        (key("a", array(TEXT, HUGE)), "give a whole GGUF file"),
-        (key("a", array(ARRAY, 2) + array(ARRAY, 2)[4:] * 999), "an array in an array"),
-        (key("general.alignment", u32(0)), "general.alignment is 0; expected a power of two"),
-        (key("general.alignment", value("32")), "alignment is 32"),
-        (key("general.alignment", u32(64)), "bytes from"),
-        (parts(tensors=[*Made().tensors, Made().tensors[0]]), "has the tensor 'token_embd.weight' twice"),
-        (tensor(0, name="a" * 64), "has a tensor named"),
-        (tensor(0, name="a b"), "has a tensor named 'a b'"),
-        (tensor(0, dims=[]), "has 0 dimensions; expected 1 to 4"),
-        (tensor(0, dims=[4, 0]), "has the shape (0, 4)"),
-        (tensor(0, dims=[HUGE, 2]), "has the shape"),
-        (tensor(0, kind=99), "has numbers of type 99; known: F32, F16"),
-        (tensor(0, kind=8), "has rows of 4; expected a multiple of 32 for Q8_0"),
-        (tensor(0, at=1 << 40), "the file has"),
-        (tensor(0, at=4), "bytes from"),
-        (tensor(3, at=0), "overlap"),
-        (parts(data=Made().data[:-1]), "the file has"),
-        (key("general.architecture", value("rwkv\n7")), r"'rwkv\n7'"),
-        (key("llama.block_count", array(U32, 0)), "llama.block_count is a list"),
-        (key("llama.attention.head_count", array(U32, 2, b"\2\0\0\0\1\0\0\0")), "is a list"),
-        (key("llama.block_count", u32(0)), "num_hidden_layers is 0"),
-        (key("llama.block_count", u32(2**32 - 1)), "block_count is 4294967295; there are 11 tensors"),
-        (key("llama.block_count", u32(11)), "lacks 'blk.1.attn_k.weight'"),
-        (key("llama.embedding_length", u32(8)), "has the shape"),
-        (key("llama.attention.head_count", u32(0)), "num_attention_heads is 0"),
-        (key("llama.attention.layer_norm_rms_epsilon", f32(nan)), "rms_norm_eps is nan"),
-        (key("llama.block_count", value("1")), "is '1'"),
-        (key("llama.expert_count", u32(8)), "llama.expert_count is 8, which cpuopt does not compute"),
-        (key("llama.rope.scaling.type", value("yarn")), "rope_type 'yarn'"),
-        (key("llama.rope.scaling.factor", f32(nan)), "rope_factor is nan"),
-        (key("llama.rope.scaling.attn_factor", f32(2.0)), "llama.rope.scaling.attn_factor is 2.0, which cpuopt does"),
-        (key("llama.rope.dimension_count", u32(1)), "head_dim = 1"),
-        (tensor(1, name="output_gate.weight"), "has 'output_gate.weight' and 0 more"),
-        (key("tokenizer.ggml.eos_token_id", u32(8)), "expected an id below 8"),
-        (key("split.count", struct.pack("<IH", 2, 3)), "one of 3 files of a model"),
+        (lambda c: b"GGML" + c[4:], "begins with b'GGML'"),
+        (put(4, 1), "version 1; expected 2 or 3"),
+        (put(4, 3 << 24), "big-endian"),
+        (put(8, HUGE, kind="Q"), "keys; expected 65536 at most"),
+        (put(16, 60000, kind="Q"), "give a whole GGUF file"),
+        (behind(KIND, -len(KIND) - 8, "Q", HUGE), ENDLESS),
+        (behind(KIND, 4, "Q", HUGE), ENDLESS),
+        (behind(KIND, -2, "2B", 0xFF, 0xFE), "a key is no UTF-8"),
+        (behind(KIND, 12, "B", 0xFF), "'general.type' is no UTF-8"),
+        (renamed(KIND, b"\x1b[2J"), r"the key '\x1b[2J'"),
+        (renamed(KIND, b"llama.block_count"), "'llama.block_count' twice"),
+        (behind(LAYERS, 0, "I", 13), "'llama.block_count' has the type 13; known"),
+        (behind(LAYERS, 0, "IB", 7, 2), "neither 0 nor 1"),
+        (behind(KIND, 0, "IIQ", 9, 0, HUGE), ENDLESS),
+        (behind(KIND, 0, "IIQ", 9, 10, 2**61), f"its header goes on for {2**64} bytes"),
+        (behind(KIND, 0, "IIQ", 9, 8, HUGE), "give a whole GGUF file"),
+        (behind(KIND, 0, "IIQ", 9, 9, 2), "an array in an array"),
+        (metadata(general__alignment=0), "general.alignment is 0; expected a power of two"),
+        (metadata(general__alignment="32"), "alignment is 32"),
+        (metadata(general__alignment=64), "bytes from"),
+        (renamed(NORM, b"token_embd.weight"), "has the tensor 'token_embd.weight' twice"),
+        (renamed(NORM, b"a" * 64), "has a tensor named"),
+        (renamed(NORM, b"a b"), "has a tensor named 'a b'"),
+        (behind(NORM, 0, "I", 0), "has 0 dimensions; expected 1 to 4"),
+        (behind(NORM, 4, "Q", 0), "has the shape (0,)"),
+        (behind(NORM, 4, "Q", HUGE), "has the shape"),
+        (behind(NORM, 12, "I", 99), "has numbers of type 99; known: F32, F16"),
+        (behind(NORM, 12, "I", 8), "has rows of 4; expected a multiple of 32 for Q8_0"),
+        (behind(NORM, 16, "Q", 1 << 40), "the file has"),
+        (behind(NORM, 16, "Q", 4), "bytes from"),
+        (behind(NORM, 16, "Q", 0), "overlap"),
+        (lambda c: c[:-40], "the file has"),
+        (metadata(general__architecture="rwkv\n7"), r"'rwkv\n7'"),
+        (metadata(llama__block_count=np.zeros(0, "<u4")), "llama.block_count is a list"),
+        (metadata(llama__attention__head_count=np.array([2, 1], "<u4")), "is a list"),
+        (metadata(llama__block_count=0), "num_hidden_layers is 0"),
+        (metadata(llama__block_count=2**32 - 1), "block_count is 4294967295; there are 11 tensors"),
+        (metadata(llama__block_count=11), "lacks 'blk.1.attn_k.weight'"),
+        (metadata(llama__embedding_length=8), "has the shape"),
+        (metadata(llama__attention__head_count=0), "num_attention_heads is 0"),
+        (metadata(llama__attention__layer_norm_rms_epsilon=nan), "rms_norm_eps is nan"),
+        (metadata(llama__block_count="1"), "is '1'"),
+        (metadata(llama__expert_count=8), "llama.expert_count is 8, which cpuopt does not compute"),
+        (metadata(llama__rope__scaling__type="yarn"), "rope_type 'yarn'"),
+        (metadata(llama__rope__scaling__factor=nan), "rope_factor is nan"),
+        (metadata(llama__rope__scaling__attn_factor=2.0), "attn_factor is 2.0, which cpuopt does"),
+        (metadata(llama__rope__dimension_count=1), "rope.dimension_count is 1; expected 2"),
+        (renamed(NORM, b"output_gate.weight"), "has 'output_gate.weight' and 0 more"),
+        (metadata(tokenizer__ggml__eos_token_id=8), "expected an id below 8"),
+        (metadata(split__count=3), "one of 3 files of a model"),
     ],
     "tokens": [
         (put(0, 20240801), "byte 4, the version, is 1; expected 7"),
@@ -461,16 +405,16 @@ CASES = {
         (b"\x0a\xff\xff\xff\xff\x7f", ""),  # a length beyond all
     ],
     "tokenizer in GGUF": [
-        (metadata(model="t5"), "a tokenizer of the kind 't5'; expected gpt2 or llama"),
-        (metadata(tokens=[]), "tokens is no list of texts"),
-        (metadata(tokens=np.zeros(640, np.int32)), "tokens is no list of texts"),
-        (metadata(token_type=np.ones(639, np.int32)), "token_type is no list of 640 numbers"),
-        (metadata(pre="mine\n"), "cuts text as 'mine\\n', which cpuopt does not; known: gpt-2"),
-        (metadata(merges=["a"]), "merges is no list of two tokens"),
-        (metadata(merges=["zzz yyy"]), "is no tokenizer.json that can be read"),
-        (metadata(model="llama"), "scores are no numbers"),
-        (metadata(model="llama", scores=np.full(640, nan, "<f4")), "scores are no numbers"),
-        (metadata(model="llama", unknown_token_id=640), "expected an id below 640"),
+        (tokens_of(model="t5"), "a tokenizer of the kind 't5'; expected gpt2 or llama"),
+        (tokens_of(tokens=[]), "tokens is no list of texts"),
+        (tokens_of(tokens=np.zeros(640, np.int32)), "tokens is no list of texts"),
+        (tokens_of(token_type=np.ones(639, np.int32)), "token_type is no list of 640 numbers"),
+        (tokens_of(pre="mine\n"), "cuts text as 'mine\\n', which cpuopt does not; known: gpt-2"),
+        (tokens_of(merges=["a"]), "merges is no list of two tokens"),
+        (tokens_of(merges=["zzz yyy"]), "is no tokenizer.json that can be read"),
+        (tokens_of(model="llama"), "scores are no numbers"),
+        (tokens_of(model="llama", scores=np.full(640, nan, "<f4")), "scores are no numbers"),
+        (tokens_of(model="llama", unknown_token_id=640), "expected an id below 640"),
     ],
 }
 """Of each format: contents, or what is changed in a right file, and words of the line that refuses it."""
