@@ -114,9 +114,8 @@ def prepare(
     if tokenizer == "gpt2" and not any(GPT2_VOCABULARY.is_at(place) for place in vocabulary_places()):
         needed.append((GPT2_VOCABULARY, vocabulary_places()[0]))
     missing = [(file, path) for file, path in needed if not file.is_at(path)]
-    while missing:
-        _fetch(missing, progress)
-        missing = missing[1:]
+    for n in range(len(missing)):
+        _fetch(missing[n:], progress)
 
     files = dataset_files(name, tokenizer, directory)
     if tokenizer != "bytes":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..data.tokenizers import tokenizer_files
 from ..errors import UserError
-from ..files import write_whole
-from ..files.gguf import ENDING
+from ..files.gguf import ENDING, is_gguf
 from ..models import Config
 from ..ops.storage import WIDE
 from . import gguf, huggingface, llama2c, llmc
@@ -44,15 +41,6 @@ class FileFormat:
     beside: bool = False
 
 
-def _write_llmc(path: Path, weights: Weights) -> None:
-    """Write a file of llm.c, and the tokenizer's files beside it."""
-    beside = tokenizer_files(weights.tokenizer)
-    write_whole(path, llmc.model_parts(weights.config, weights.read, weights.dtype, weights.padded_vocab))
-    for name, content in beside.items():
-        if not os.path.lexists(there := path.with_name(name)):
-            write_whole(there, [content])
-
-
 HUGGING_FACE = FileFormat(
     "a Hugging Face directory",
     "",
@@ -64,7 +52,7 @@ GGUF = FileFormat(
     "GGUF",
     ENDING,
     ("f32", "f16", "bf16", "q8_0"),
-    gguf.recognizes,
+    is_gguf,
     gguf.open_model,
     gguf.require,
     gguf.write,
@@ -83,7 +71,7 @@ LLMC = FileFormat(
     lambda path: True,  # its errors tell what else a file is
     llmc.open_model,
     llmc.require,
-    _write_llmc,
+    llmc.write,
     beside=True,
 )
 FORMATS = (HUGGING_FACE, GGUF, LLAMA2C, LLMC)

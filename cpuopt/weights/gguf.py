@@ -26,7 +26,7 @@ from ..data.ggml import KEY, marks_in
 from ..data.tokenizers import TOKENIZERS
 from ..errors import UserError, optional
 from ..files import Content, write_whole
-from ..files.gguf import STORED, Gguf, header, is_gguf, padded
+from ..files.gguf import STORED, Gguf, header, padded
 from ..models import Config, model_type
 from ..models.llama import KINDS
 from ..models.llama import Config as Llama
@@ -207,9 +207,6 @@ def blocks() -> Any:
     return optional("gguf.quants", "a quantized file of GGUF", "gguf")
 
 
-recognizes = is_gguf
-
-
 def open_model(path: Path) -> Weights:
     """Check a file.
 
@@ -256,7 +253,7 @@ def open_model(path: Path) -> Weights:
         x = _numbers(file, names[whole])[rows]
         if shift := _shift(config, here):
             x = x - shift
-        return halves(x, _head_size(config)) if there.rotated.fullmatch(here) else taken(config, here, x)
+        return halves(x, config.cache_sizes["HS"]) if there.rotated.fullmatch(here) else taken(config, here, x)
 
     shifts = {name: _shift(config, here) for here, name in names.items()}
     return Weights(path, config, _dtype(file, shifts), read, _tokenizer(file), marks=marks_in(file, config.vocab_size))
@@ -281,10 +278,6 @@ def _name(here: str, there: Architecture) -> str:
     layer = next((part for part in stem.split(".") if part.isdigit()), "")
     starred = re.sub(r"\.\d+\.", ".*.", stem, count=1)
     return f"{there.tensors[starred].replace('*', layer)}.{kind}"
-
-
-def _head_size(config: Config) -> int:
-    return config.cache_sizes["HS"]
 
 
 def _given(file: Gguf, name: str) -> dict[str, Any]:
@@ -495,10 +488,8 @@ def metadata_of(config: Config, dtype: DType) -> dict[str, Any]:
         own |= {"attention.value_length": given["head_dim"]}
         if name != config.model and not there.model:
             own |= {"context_length": min(config.block_size, config.sliding_window or config.block_size)}
-        if rope["rope_type"] == "linear":
-            own |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
-        if rope["rope_type"] == "yarn":
-            own |= {"rope.scaling.type": "yarn"} | {key: rope[k] for k, key in YARN.items()}
+        if rope["rope_type"] in ("linear", "yarn"):
+            own |= {"rope.scaling.type": rope["rope_type"]} | {key: rope[k] for k, key in YARN.items() if k in rope}
         if rope["rope_type"] == "longrope":
             own |= {"rope.scaling.original_context_length": rope[ORIGINAL], AMPLITUDE: amplitude(config)}
         if rope["rope_type"] == "llama3":
@@ -534,7 +525,7 @@ def write(path: Path, weights: Weights) -> None:
             if shift := _shift(config, here.get(name, "")):
                 x = x + shift
             if there.rotated.fullmatch(here.get(name, "")):
-                x = pairs(x, _head_size(config))
+                x = pairs(x, config.cache_sizes["HS"])
             if quants and kind == "q8_0":
                 yield quants.quantize(np.ascontiguousarray(x), quants.GGMLQuantizationType.Q8_0).data
             else:

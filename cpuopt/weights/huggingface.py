@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,12 +20,12 @@ import numpy as np
 from ..data.companions import GENERATION, marks_of
 from ..data.tokenizers import TOKENIZERS, tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import Content, write_directory
+from ..files import write_directory
 from ..models import CONFIG, Config, read_config, read_object
 from ..models.llama import Config as Llama
 from ..ops.declaration import Shape
 from ..ops.storage import WIDE
-from .tensors import FLOATS, IS_PICKLE, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts
+from .tensors import FLOATS, IS_PICKLE, Array, DType, Marks, Read, TensorFile, Weights, file_parts
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
@@ -219,44 +219,27 @@ def _shards(index: Path) -> list[TensorFile]:
     return list(files.values())
 
 
-def config_json(config: Config, dtype: DType, tokenizer: str | None = None, marks: Marks = NO_MARKS) -> bytes:
-    """Return the content of ``config.json`` for a model."""
-    stored = {"bf16": "bfloat16", "f16": "float16"}.get(dtype, WIDE)
-    return json.dumps(
-        {
-            **config.to_transformers(),
-            **marks.ids(),
-            "dtype": stored,
-            "torch_dtype": stored,  # the name in earlier versions
-            **({TOKENIZER: tokenizer} if tokenizer in TOKENIZERS else {}),
-        },
-        indent=2,
-    ).encode()
-
-
-def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
-    """Return the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
-    names, tensors = names_of(config), tensors_of(config)
-
-    def turned(name: str) -> bool:
-        return names.transposed.fullmatch(name) is not None
-
-    def stored(there: str) -> Array:
-        x = joined(config, tensors[name := there.removeprefix(names.prefix)], read)
-        return x.T if turned(name) else x
-
-    there = {f"{names.prefix}{name}": x[::-1] if turned(name) else x for name, x in shapes_of(config).items()}
-    return file_parts(there, stored, dtype)
-
-
 def write(path: Path, weights: Weights) -> None:
-    """Write a directory, with the files of the tokenizer.
+    """Write a directory, with the names and the transposes of ``save_pretrained`` and the files of the tokenizer.
 
     Raises
     ------
     UserError
         If it cannot be written.
     """
-    config, dtype, tokenizer = weights.config, weights.dtype, weights.tokenizer
-    about, parts = config_json(config, dtype, tokenizer, weights.marks), weight_parts(config, weights.read, dtype)
-    write_directory(path, {CONFIG: about, WEIGHTS: parts, **tokenizer_files(tokenizer)})
+    config, names, tensors = weights.config, names_of(weights.config), tensors_of(weights.config)
+
+    def turned(name: str) -> bool:
+        return names.transposed.fullmatch(name) is not None
+
+    def stored(there: str) -> Array:
+        x = joined(config, tensors[name := there.removeprefix(names.prefix)], weights.read)
+        return x.T if turned(name) else x
+
+    there = {f"{names.prefix}{name}": x[::-1] if turned(name) else x for name, x in shapes_of(config).items()}
+    dtype = {"bf16": "bfloat16", "f16": "float16"}.get(weights.dtype, WIDE)
+    about = {**config.to_transformers(), **weights.marks.ids(), "dtype": dtype, "torch_dtype": dtype}  # the older name
+    about |= {TOKENIZER: weights.tokenizer} if weights.tokenizer in TOKENIZERS else {}
+    parts = file_parts(there, stored, weights.dtype)
+    content = json.dumps(about, indent=2).encode()
+    write_directory(path, {CONFIG: content, WEIGHTS: parts, **tokenizer_files(weights.tokenizer)})

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from .. import models
+from ..data.tokenizers import tokenizer_files
 from ..data.tokens import OTHER_MAGIC
 from ..errors import UserError
-from ..files import Content
+from ..files import Content, write_whole
 from ..files.reading import open_file, readable
 from ..models.gpt2 import Config
-from .tensors import IS_PICKLE, STORED, Array, DType, Read, Weights, content_of, offsets, read_floats
+from .tensors import IS_PICKLE, STORED, Array, DType, Weights, content_of, offsets, read_floats
 
 MAGIC = 20240326
 VERSIONS: dict[int, DType] = {3: "f32", 5: "bf16"}
@@ -98,15 +99,28 @@ def require(config: models.Config) -> Config:
     return config
 
 
-def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
-    """Yield the parts of a model file; the vocabulary is padded, by default to a multiple of 128 like llm.c's."""
-    c = require(config)
-    padded = padded_vocab or -(-c.vocab_size // 128) * 128
+def write(path: Path, weights: Weights) -> None:
+    """Write a file, and the tokenizer's files beside it; the vocabulary is padded, by default to a multiple of 128.
+
+    Raises
+    ------
+    UserError
+        If they cannot be written.
+    """
+    beside = tokenizer_files(weights.tokenizer)
+    write_whole(path, _parts(require(weights.config), weights))
+    for name, content in beside.items():
+        if not os.path.lexists(there := path.with_name(name)):
+            write_whole(there, [content])
+
+
+def _parts(c: Config, weights: Weights) -> Iterator[Content]:
+    dtype, padded = weights.dtype, weights.padded_vocab or -(-c.vocab_size // 128) * 128
     header = np.zeros(256, "<i4")
     version = next(v for v, d in VERSIONS.items() if d == dtype)
     header[:8] = MAGIC, version, c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded
     yield header.data
     for name in list(places_of(c, padded))[:-1]:
-        yield content_of(read(name), dtype)
+        yield content_of(weights.read(name), dtype)
         if name == "wte.weight":
             yield bytes((padded - c.vocab_size) * c.n_embd * STORED[dtype][0])
