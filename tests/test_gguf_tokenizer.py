@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from golden.llama2c import draw, tokenizer_bin
 from small_tokenizers import SENTENCES, byte_pairs, pieces
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import pre_tokenizers
 from verbs import ran
 
 from cpuopt import cli, models
-from cpuopt.data import ggml
 from cpuopt.data.tokenizers import BYTES, GPT2Tokenizer, _gpt2_encoding, get_tokenizer
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
@@ -68,20 +67,6 @@ def test_a_tokenizer_json_goes_into_a_file_and_out_again(kind, tmp_path):
     assert same(first, get_tokenizer(str(tmp_path / "again.gguf")))
     assert cli.main(["convert", str(path), str(tmp_path / "copy.gguf")]) == 0
     assert (tmp_path / "copy.gguf").read_bytes() == path.read_bytes()
-
-
-def test_patterns_are_told_apart(tmp_path):
-    """A name for another cut gives other ids: the sentences above show every pattern."""
-    seen = []
-    for kind in ("gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"):
-        made = KINDS["gpt-2"]()
-        content = json.loads(made.to_str())
-        cuts = ggml.PATTERNS[kind][0]
-        splits = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in cuts]
-        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits}
-        cut = Tokenizer.from_str(json.dumps(content)).pre_tokenizer
-        seen.append([[word for word, _ in cut.pre_tokenize_str(x)] for x in SENTENCES])
-    assert all(a != b for i, a in enumerate(seen) for b in seen[:i])
 
 
 def test_bytes_are_tokens_of_a_file(tmp_path):

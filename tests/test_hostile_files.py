@@ -21,7 +21,6 @@ from golden.llama2c import draw, model_bin, tokenizer_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_pairs
-from verbs import refused
 
 from cpuopt import kernels, models
 from cpuopt.data import companions
@@ -523,12 +522,3 @@ def test_a_companion_of_a_gigabyte_is_refused(name):
     gigabyte(Path(name))
     with pytest.raises(UserError, match=f"cannot read '{name}': it is no file of at most 16 MB"):
         companions.beside(Path("tokenizer.json"))
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, device, gigabyte])
-@pytest.mark.parametrize("flag", ["--model", "--init"])
-def test_a_folder_whose_config_is_no_file(flag, make, capsys):
-    Path("m").mkdir()
-    make(Path("m/config.json"))
-    Path("m/model.safetensors").touch()
-    assert "'m/config.json' is no JSON object: it is no file of at most 16 MB" in refused(capsys, "train", flag, "m")

@@ -8,7 +8,6 @@ import pytest
 from golden.llama2c import draw, logits_of, model_bin, tokenizer_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verbs import refused
 
 from cpuopt import cli, models
 from cpuopt.data.tokenizers import get_tokenizer
@@ -40,13 +39,6 @@ def test_a_file_is_read(tmp_path, config, version):
     weights = open_weights(tmp_path / "m.bin")
     assert (weights.config, weights.dtype, weights.marks.bos, weights.marks.eos) == (config, "f32", 1, (2,))
     assert same(weights, params)
-
-
-def test_none_is_written(tmp_path, capsys):
-    saved(tmp_path / "m.bin")
-    said = refused(capsys, "convert", str(tmp_path / "m.bin"), str(tmp_path / "new.bin"))
-    assert "llm.c's file cannot hold the model llama; name a directory" in said
-    assert [p.name for p in tmp_path.iterdir()] == ["m.bin"]
 
 
 def test_our_logits_are_those_of_run_c(tmp_path, monkeypatch):
