@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 from verbs import ran
 
 from cpuopt import cli, models
+from cpuopt.data import ggml
 from cpuopt.data.tokenizers import BYTES, GPT2Tokenizer, _gpt2_encoding, get_tokenizer
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
@@ -54,7 +55,8 @@ def test_a_tokenizer_json_goes_into_a_file_and_out_again(kind, tmp_path):
     found = container.Gguf(path).metadata
     assert found["tokenizer.ggml.model"] == ("llama" if kind.startswith("pieces") else "gpt2")
     assert found.get("tokenizer.ggml.pre", kind) == kind
-    assert len(found["tokenizer.ggml.tokens"]) == len(found["tokenizer.ggml.token_type"]) == 640
+    assert len(found["tokenizer.ggml.tokens"]) == len(types := found["tokenizer.ggml.token_type"]) == 640
+    assert (types == ggml.BYTE).sum() == 256 * kind.startswith("pieces")
     weights = open_weights(path)
     assert (weights.tokenizer, weights.marks) == (str(path), MARKS)
     first = get_tokenizer(str(tmp_path / "tokenizer.json"))
@@ -139,12 +141,25 @@ def test_text_is_made_with_the_tokenizer_inside(tmp_path, monkeypatch, capsys):
     saved(tmp_path, "tokenizer.json", config=config)
     Path("tokenizer.json").unlink()
     Path("text.txt").write_text(SENTENCES[0] * 40)
-    words = ["-B", "2", "-T", "16", "--steps", "2", "--data", "text.txt", "--save", "tuned.gguf"]
+    words = [
+        "-B",
+        "2",
+        "-T",
+        "16",
+        "--steps",
+        "2",
+        "--data",
+        "text.txt",
+        "--variant",
+        "vanilla",
+        "--save",
+        "tuned.gguf",
+    ]
     assert cli.main(["train", "--init", "m.gguf", *words]) == 0
     assert cli.main(["convert", "tuned.gguf", "hf"]) == 0
     capsys.readouterr()
     assert open_weights(Path("tuned.gguf")).tokenizer == "tuned.gguf"
     assert same(get_tokenizer("m.gguf"), get_tokenizer("tuned.gguf"))
-    words = ["--prompt", "Once", "--max-tokens", "8", "--temperature", "0"]
+    words = ["--prompt", "Once", "--max-tokens", "8", "--temperature", "0", *quick]
     one, two = (ran(capsys, "generate", "--init", init, *words)["ids"] for init in ("tuned.gguf", "hf"))
     assert one == two
