@@ -141,20 +141,8 @@ def test_text_is_made_with_the_tokenizer_inside(tmp_path, monkeypatch, capsys):
     saved(tmp_path, "tokenizer.json", config=config)
     Path("tokenizer.json").unlink()
     Path("text.txt").write_text(SENTENCES[0] * 40)
-    words = [
-        "-B",
-        "2",
-        "-T",
-        "16",
-        "--steps",
-        "2",
-        "--data",
-        "text.txt",
-        "--variant",
-        "vanilla",
-        "--save",
-        "tuned.gguf",
-    ]
+    quick = ["--variant", "vanilla"]
+    words = ["-B", "2", "-T", "16", "--steps", "2", "--data", "text.txt", "--save", "tuned.gguf", *quick]
     assert cli.main(["train", "--init", "m.gguf", *words]) == 0
     assert cli.main(["convert", "tuned.gguf", "hf"]) == 0
     capsys.readouterr()
