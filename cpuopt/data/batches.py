@@ -34,7 +34,7 @@ class Batches:
     Raises
     ------
     UserError
-        If there are too few tokens for one batch, or the seed is negative.
+        If there are too few tokens for one batch.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class Batches:
     ) -> None:
         if not np.can_cast(tokens.dtype, np.int32):
             raise TypeError(f"tokens have type {tokens.dtype}; expected one that int32 can hold")
-        if seed is not None and seed < 0:
-            raise UserError(f"seed {seed} is negative; expected 0 or more")
         require_one_batch(name, tokens.size, B, T)
         self.tokens, self.B, self.T, self.seed, self.vocab_size, self.name = tokens, B, T, seed, vocab_size, name
         self._shuffled: tuple[int, NDArray[np.int64]] | None = None

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..errors import UserError
 from ..wording import count
 from .batches import require_known_ids, sorted_order
-from .forms import FORMATS, TurnEncoder, require_format
+from .forms import FORMATS, TurnEncoder
 from .shapes import Message, Said, example_of, rows_of
 from .stored import File
 from .templates import Template, encoder_of
@@ -249,8 +249,6 @@ class ChatBatches:
     def __init__(
         self, rows: Sequence[Sequence[ChatExample]], B: int, T: int, seed: int | None, pack: bool, name: str
     ) -> None:
-        if seed is not None and seed < 0:
-            raise UserError(f"seed {seed} is negative; expected 0 or more")
         self.rows, self.B, self.T, self.seed, self.pack, self.name = rows, B, T, seed, pack, name
         self._order = -1, np.arange(len(rows))
 
@@ -322,7 +320,6 @@ def load_chats(
     UserError
         For a file that cannot be read, for the first row that is no example, and if too much would be cut.
     """
-    require_format(chat_format)
     require_fit(tokenizer, vocab_size)
     tokenizer = tokenizer or "bytes"
     t, form = get_tokenizer(tokenizer), None

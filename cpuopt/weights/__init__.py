@@ -14,8 +14,9 @@ from ..errors import UserError
 from ..files import temporary
 from ..files.reading import read_file
 from ..models import Config
+from ..ops.storage import WIDE
 from ..wording import hub_hint
-from .formats import format_of, require_dtype, target_format
+from .formats import format_of, target_format
 from .peft import Adapter, is_adapter, merge, named, open_adapter, require_own, save_adapter
 from .tensors import LIMITS, NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
@@ -163,7 +164,9 @@ def save_weights(
     """
     check_target(path, config, tokenizer)
     target = target_format(path, config)
-    require_dtype(target, dtype)
+    if dtype not in target.dtypes:
+        known = ", ".join(target.dtypes).replace("f32", WIDE)
+        raise UserError(f"{target.name} holds {known}; got {dtype}; leave --dtype out, or name a directory")
 
     def checked(name: str) -> Array:
         array = read(name)

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import UserError
 from ..files.gguf import ENDING, is_gguf
 from ..models import Config
-from ..ops.storage import WIDE
 from . import gguf, huggingface, llama2c, llmc
 from .tensors import DType, Weights
 
@@ -95,16 +93,3 @@ def target_format(path: Path, config: Config | None = None) -> FileFormat:
     if config is not None:
         found.require(config)
     return found
-
-
-def require_dtype(found: FileFormat, dtype: DType) -> None:
-    """Refuse a type of numbers that a format cannot hold.
-
-    Raises
-    ------
-    UserError
-        Naming the types that it can.
-    """
-    if dtype not in found.dtypes:
-        known = ", ".join(found.dtypes).replace("f32", WIDE)
-        raise UserError(f"{found.name} holds {known}; got {dtype}; leave --dtype out, or name a directory")
