@@ -11,8 +11,9 @@ from small_runs import SIZES, only, prepare, run, steps_of
 
 from cpuopt.comm.threads import Team
 from cpuopt.data import stored
-from cpuopt.data.corpus import load_corpus, write_tokens
+from cpuopt.data.corpus import load_corpus
 from cpuopt.data.stored import BLOCK, DataError, File, FileTokens
+from cpuopt.data.tokens import write_tokens
 from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job
 from cpuopt.train.trainer import train

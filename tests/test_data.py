@@ -27,8 +27,10 @@ from verbs import error_of
 from cpuopt.data import batches as batching
 from cpuopt.data import corpus, datasets, tokenizers
 from cpuopt.data.batches import Batches
-from cpuopt.data.corpus import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
-from cpuopt.data.tokenizers import Published, vocabulary_places
+from cpuopt.data.corpus import Corpus, load_corpus
+from cpuopt.data.datasets import list_datasets, prepare
+from cpuopt.data.tokenizers import Published, get_tokenizer, vocabulary_places
+from cpuopt.data.tokens import read_tokens, write_tokens
 from cpuopt.files import cache_folder, write_whole
 from cpuopt.measure import rates as machine
 

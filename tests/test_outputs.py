@@ -15,7 +15,7 @@ from verbs import flags_of
 
 from cpuopt import cli, files, kernels
 from cpuopt.cli import common
-from cpuopt.data import corpus
+from cpuopt.data import tokens
 from cpuopt.errors import UserError
 from cpuopt.files import write_whole
 from cpuopt.files.outputs import Output, check, check_apart, check_unread
@@ -241,14 +241,14 @@ def test_no_two_outputs_lie_on_each_other(capsys, words):
 
 
 def test_tokens_are_written_both_or_not_at_all(capsys, monkeypatch):
-    right = corpus.write_tokens
+    right = tokens.write_tokens
 
     def full(path, *args, **more):
         if "val" in path.name:
             raise UserError("the disk is full")
         right(path, *args, **more)
 
-    monkeypatch.setattr(corpus, "write_tokens", full)
+    monkeypatch.setattr(tokens, "write_tokens", full)
     assert "the disk is full" in refused(capsys, "data", "tokenize", "text.txt", "mine")
 
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from ..data.corpus import prepare
+    from ..data.datasets import prepare
     from ..report import console
 
     with console.downloading() as progress:
@@ -72,7 +72,9 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _tokenize(args: argparse.Namespace) -> int:
-    from ..data.corpus import get_tokenizer, load_corpus, write_tokens
+    from ..data.corpus import load_corpus
+    from ..data.tokenizers import get_tokenizer
+    from ..data.tokens import write_tokens
     from ..errors import UserError
     from ..files import outputs
 
@@ -122,7 +124,8 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ..data.corpus import get_tokenizer, is_examples
+    from ..data.corpus import is_examples
+    from ..data.tokenizers import get_tokenizer, own_tokenizer
     from ..errors import UserError
     from ..report import console
     from ..train.job import examples_of
@@ -135,7 +138,6 @@ def _show(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} {n}: expected 1 or more")
     name = args.tokenizer
     if args.init is not None and name is None:
-        from ..data.tokenizers import own_tokenizer
         from ..train.checkpoint import open_weights
 
         weights = open_weights(Path(args.init))
@@ -167,7 +169,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from ..data.corpus import list_datasets
+    from ..data.datasets import list_datasets
     from ..report import console
 
     datasets = list_datasets()

@@ -23,23 +23,12 @@ import numpy as np
 from ..errors import UserError
 from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
-from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
+from .datasets import DATASETS, dataset_files, prepare_command
 from .encoding import decoded, encode_text
 from .shapes import begins_with_example, holds_examples
 from .stored import File, FileTokens, Source, tokens_of
 from .tokenizers import TOKENIZERS, get_tokenizer, require_fit, usual_tokenizer
-from .tokens import open_tokens, read_tokens, write_tokens
-
-__all__ = [
-    "Batches",
-    "Corpus",
-    "get_tokenizer",
-    "list_datasets",
-    "load_corpus",
-    "prepare",
-    "read_tokens",
-    "write_tokens",
-]
+from .tokens import open_tokens
 
 Split = Literal["train", "val", "all"]
 CHUNK = 1 << 25
