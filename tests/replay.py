@@ -40,11 +40,12 @@ PROGRAMS = {
 
 def program(tree: Path, words: str) -> str:
     """The text of a program that the package of a tree makes."""
-    command = [sys.executable, "-P", "-m", "cpuopt", "program", *words.split()]
+    verb = ["program"] if (tree / "cpuopt/cli/program.py").exists() else ["profile", "--program"]  # of older commits
+    command = [sys.executable, "-P", "-m", "cpuopt", *verb, *words.split()]
     env = {**os.environ, "PYTHONPATH": str(tree)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tempfile.gettempdir())
     if done.returncode:
-        raise SystemExit(f"replay: cpuopt program {words} in {tree}:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"replay: cpuopt profile --program {words} in {tree}:\n{done.stderr[-2000:]}")
     return done.stdout
 
 
@@ -60,7 +61,7 @@ def compare(trees: dict[str, Path], targets: list[str], only: str) -> list[str]:
         said += [f"{target}: {name}: {found.sources[name]}" for name in found.codes]
     for name, (old, new) in zip(PROGRAMS, texts, strict=True):
         if old.result() != new.result():
-            said.append(f"program {name}: cpuopt program {PROGRAMS[name]}")
+            said.append(f"program {name}: cpuopt profile --program {PROGRAMS[name]}")
     print(f"programs: {len(PROGRAMS)}")
     return said
 

@@ -1,6 +1,5 @@
 """`cpuopt ab`: verdicts on made-up noise, on a clock that kernels move, and the verb itself."""
 
-import argparse
 import json
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,7 @@ from test_timed import Clock, gelu
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case, calls_alike
 from cpuopt.cli import ab as verb
+from cpuopt.cli.common import Parser
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
@@ -350,7 +350,7 @@ def _here(tmp_path, monkeypatch):
 
 def test_sizes_are_those_of_b_and_t_like_those_of_every_verb():
     def sizes(*flags):
-        parser = argparse.ArgumentParser()
+        parser = Parser()
         verb.flags(parser)
         return [label for label, *_ in verb.sizes_of(parser.parse_args(["gelu_forward", "a", "b", *flags]))]
 

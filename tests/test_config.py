@@ -9,6 +9,7 @@ import pytest
 
 from cpuopt import cli
 from cpuopt.cli import train as verb
+from cpuopt.cli.common import Parser
 from cpuopt.train.job import Settings
 
 
@@ -44,7 +45,7 @@ def test_a_runs_own_record_is_such_a_file(tmp_path):
 
 
 def test_every_flag_is_a_setting_and_shows_its_default(capsys):
-    p = argparse.ArgumentParser()
+    p = Parser()
     verb.flags(p)
     args = p.parse_args([])
     own = {"config", "runs", "html", "json", "resume", "accept_changes", "trace"}

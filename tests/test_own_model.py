@@ -163,9 +163,9 @@ def test_no_checkpoint_runs_the_file_of_its_model(capsys, monkeypatch):
         assert named in refused(capsys, verb, "--init", run)
     assert named in refused(capsys, "convert", run, "x")
     asked = json.dumps({"model": "file", "file": "own.py", "symbol": "fixed", "digest": digest})
-    assert named in refused(capsys, "program", "--model", asked)
+    assert named in refused(capsys, "profile", "--program", "--model", asked)
     Path("config.json").write_text(json.dumps({"model_type": "file", **state["sizes"]}))
-    assert named in refused(capsys, "program", "--model", ".")
+    assert named in refused(capsys, "profile", "--program", "--model", ".")
     assert not Path("ran").exists()
 
     Path("own.py").write_text(FILE + "\n# another text\n")
@@ -185,7 +185,7 @@ def test_the_other_verbs_take_it(capsys):
     found = ran(capsys, "profile", "--model", "own.py:drawn", "-B", "4", "--steps", "2", "--html", "page.html")
     assert (found["B"], found["model"]) == (4, "own.py:drawn")
     assert "own.py:drawn" in Path("page.html").read_text()
-    calls = ran(capsys, "program", "--model", "own.py:fixed", "--pass", "forward")["calls"]
+    calls = ran(capsys, "profile", "--program", "forward", "--model", "own.py:fixed")["calls"]
     assert "x [6, 2]" in calls[0]["text"]
     small = ["--threads", "1", "--rounds", "6", "--model", "own.py:fixed"]
     step = ran(capsys, "ab", "gelu_forward", "vanilla", "optimized", "--in-step", *small)
@@ -219,15 +219,17 @@ def test_a_name_that_is_no_model_is_refused(name, why):
 
 
 def test_what_a_model_of_a_file_cannot_have_is_refused(capsys):
-    assert "no such file" in refused(capsys, "program", "--model", "gone.py:Net")
-    assert "name the class or the function in it, as in own.py:Net" in refused(capsys, "program", "--model", "own.py")
+    assert "no such file" in refused(capsys, "profile", "--program", "--model", "gone.py:Net")
+    assert "name the class or the function in it, as in own.py:Net" in refused(
+        capsys, "profile", "--program", "--model", "own.py"
+    )
     said = refused(capsys, "train", "--model", "own.py:fixed", "--data", "x.txt")
     assert "brings its own inputs; leave --data out" in said
-    assert "a context of 16 tokens" in refused(capsys, "program", "--model", "own.py:Net")
+    assert "a context of 16 tokens" in refused(capsys, "profile", "--program", "--model", "own.py:Net")
     assert "Hugging Face's files" in refused(capsys, "train", "--model", "own.py:Net", "-T", "8", "--save", "x")
 
 
-@pytest.mark.parametrize("verb", ["program", "train"])
+@pytest.mark.parametrize("verb", ["profile", "train"])
 def test_a_mistake_in_a_forward_is_told_by_its_line(verb, capsys):
     line = FILE.splitlines().index("        return self.los(self.head(x), targets)") + 1
     assert cli.main([verb, "--model", "own.py:Slip", "-B", "2", "-T", "16"]) == 2

@@ -192,13 +192,13 @@ def test_a_run_ends_at_the_same_weights_and_goes_on_without(tmp_path, monkeypatc
 
 def test_it_is_shown_in_program_profile_and_forecast(capsys):
     flags = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--recompute", "all"]
-    assert cli.main(["program", *flags, "--json"]) == 0
+    assert cli.main(["profile", "--program", *flags, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert {c["op"] for c in shown["calls"] if c["phase"] == "recompute" and c["layer"] == "h.0.attn"} == {
         "attention_forward"
     }
     assert shown["repeated"] > 0
-    assert cli.main(["program", *flags]) == 0
+    assert cli.main(["profile", "--program", *flags]) == 0
     assert " GFLOP a step and 0." in capsys.readouterr().out
     engine = cpuopt.Engine(*model_of("gpt2-tiny"), recompute="all", threads=1)
     rows = engine.profile(steps=2, roofs=False, **batch(0)).profile.layers

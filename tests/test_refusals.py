@@ -222,7 +222,7 @@ train --model gpt2-tiny | NUMBA_DISABLE_JIT=1 | ^NUMBA_DISABLE_JIT…unset it
 train --model gpt2-tiny | NUMBA_THREADING_LAYER=foo | ^NUMBA_THREADING_LAYER…unset it
 train --model gpt2-tiny | NUMBA_THREADING_LAYER= | ^NUMBA_THREADING_LAYER…unset it
 <train profile> JOB | 1 MB of memory | and 1.00 MB of memory are available; no B and T fit: try a smaller --model$
-program | an allocation that fails | ^out of memory: Unable to allocate 49.1 MiB$ | 1
+profile | an allocation that fails | ^out of memory: Unable to allocate 49.1 MiB$ | 1
 train JOB | 600 MB of addresses |
   ^this process may have 600 MB of address space: compiled kernels need 1000 MB or more; raise 'ulimit -v'$
 train JOB | no /proc | ^/proc/none is not mounted, and only it tells how much memory is free
@@ -270,7 +270,7 @@ FAULTS = {
     "256 in validation": tokens(n=4000, at=3610),
     "256 that is not needed": tokens(n=4000, at=3990),
     "1 MB of memory": setting("cpuopt.program.arena.available_bytes", lambda: 1_000_000),
-    "an allocation that fails": failing("cpuopt.cli.program.run", MemoryError("Unable to allocate\n49.1 MiB")),
+    "an allocation that fails": failing("cpuopt.cli.profile.run", MemoryError("Unable to allocate\n49.1 MiB")),
     "600 MB of addresses": setting("resource.getrlimit", lambda kind: (600_000_000, -1)),
     "no /proc": setting("cpuopt.machine.PROC", Path("/proc/none")),
     "no temporary folder": lambda patch: (
@@ -298,7 +298,12 @@ ROWS = [
     ),
     *(
         ([word.replace("\ud800", "") for word in words], "", "")
-        for words in (["runs", "show", NASTY], ["runs", "history", NASTY], ["program", "--model", NASTY], [NASTY])
+        for words in (
+            ["runs", "show", NASTY],
+            ["runs", "history", NASTY],
+            ["profile", "--program", "--model", NASTY],
+            [NASTY],
+        )
     ),
     *(
         (
@@ -414,7 +419,7 @@ def test_trying_a_place_for_records_leaves_nothing():
 @pytest.mark.parametrize("there", [2_300_000_000, 2_020_000_000])
 def test_too_little_memory_names_sizes_that_fit(told, capsys, monkeypatch, there):
     def arena_bytes(*flags):
-        return ran(capsys, "program", "--model", "gpt2-124M", *flags)["plan"]["arena"]
+        return ran(capsys, "profile", "--program", "--model", "gpt2-124M", *flags)["plan"]["arena"]
 
     monkeypatch.setattr(arena, "available_bytes", lambda: there)
     monkeypatch.setattr(arena, "Arena", lambda size: pytest.fail("an arena was made"))

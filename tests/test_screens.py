@@ -4,6 +4,7 @@ No word is broken where the same words stand on a narrow screen as in a pipe.
 """
 
 import io
+import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
 from cpuopt.check.result import Result, whole
+from cpuopt.cli import common
 from cpuopt.data.datasets import list_datasets
 from cpuopt.files.reading import from_json, to_json
 from cpuopt.judge.child import PARTS
@@ -326,7 +328,7 @@ def test_a_narrow_terminal_breaks_no_word_and_has_no_spaces_at_ends_nor_two_empt
 
 
 def test_every_verb_that_prints_a_table_is_here():
-    lines = {"generate", "eval", "program", "new-kernel", "convert", "completion"}
+    lines = {"generate", "eval", "new-kernel", "convert"}
     assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}
 
 
@@ -340,13 +342,15 @@ def test_a_message_is_a_line_and_on_a_terminal_breaks_no_word(terminal):
     assert (len(lines) > 1, max(map(len, lines)) <= 60) == (terminal, terminal)
 
 
-def test_an_error_breaks_no_word_on_a_terminal(monkeypatch):
-    message = "cpuopt: add --in-step to what was-asked-for " * 4
-    assert cli._fitted(message) == message
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+def test_an_error_breaks_no_word_on_a_terminal(capsys, monkeypatch):
+    message = "add --in-step to what was-asked-for " * 4
+    common.complain(message.strip())
+    assert capsys.readouterr().err == f"cpuopt: {message.strip()}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "50")
-    lines = cli._fitted(message).splitlines()
-    assert " ".join(lines) == message.strip()
+    common.complain(message)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(lines) == f"cpuopt: {message.strip()}"
     assert 40 < max(map(len, lines)) <= 50
 
 

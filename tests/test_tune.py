@@ -345,7 +345,10 @@ def test_what_cannot_be_hashed_is_not_measured(monkeypatch):
 def test_other_verbs_take_auto_for_the_default(capsys):
     built = build_only(replace(SETTINGS, variant="auto"))
     assert "there is no plan for 2x8 on 1 thread, so optimized runs; to make a plan: cpuopt tune" in built.notes[0]
-    assert cli.main(["program", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--variant", "auto", "--json"]) == 0
+    assert (
+        cli.main(["profile", "--program", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--variant", "auto", "--json"])
+        == 0
+    )
     assert "there is no plan for 2x8" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"known: .*auto"):
         registry.Choice("quick")

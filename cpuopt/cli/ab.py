@@ -21,43 +21,38 @@ from ..errors import UserError
 from ..train import settings
 from ..wording import text_of
 from . import common
-from .common import known_op, shared, show, start_numba
+from .common import Parser, known_op, show, start_numba
 
 USUAL = 4, 64
 """The usual B and T."""
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    shared(p, "op", "--json", "--runs")
-    p.add_argument("a", metavar="A", help="Use this variant, or REV:VARIANT of a commit, as the baseline.")
-    p.add_argument("b", metavar="B", help="Compare this variant with the baseline; the verdict is about it.")
+    p.shared("op", "--json", "--runs")
+    p.option("a", "Use this variant, or REV:VARIANT of a commit, as the baseline.", metavar="A")
+    p.option("b", "Compare this variant with the baseline; the verdict is about it.", metavar="B")
     settings.flags(p, "kernels", "data", "variant", "dtype", model=models.DEFAULT)
-    p.add_argument("-B", type=int, help=f"Compare at a batch of this many rows. Default: {USUAL[0]}.")
-    p.add_argument("-T", type=int, help=f"Compare at rows of this many tokens. Default: {USUAL[1]}.")
-    p.add_argument(
+    p.option("-B", f"Compare at a batch of this many rows. Default: {USUAL[0]}.", type=int)
+    p.option("-T", f"Compare at rows of this many tokens. Default: {USUAL[1]}.", type=int)
+    p.option(
         "--sizes",
-        default="",
-        metavar="BxT,...",
-        help="Compare at several batch sizes, rows by tokens, or at sizes of the op by symbol, as in 'BT=256 C=768', "
+        "Compare at several batch sizes, rows by tokens, or at sizes of the op by symbol, as in 'BT=256 C=768', "
         "which need no model. Default: that of -B and -T.",
+        "",
+        "BxT,...",
     )
-    shared(p, "--threads", help="Compare on these numbers of threads. Default: all cores.")
-    p.add_argument(
-        "--layer",
-        default="*",
-        metavar="GLOB",
-        help="Compare on these layers: on their shapes, or with --in-step on their calls.",
-    )
-    p.add_argument("--in-step", action="store_true", help="Compare inside real training steps, on the same batches.")
-    p.add_argument(
+    p.shared("--threads", help="Compare on these numbers of threads. Default: all cores.")
+    p.option("--layer", "Compare on these layers: on their shapes, or with --in-step on their calls.", "*", "GLOB")
+    p.option("--in-step", "Compare inside real training steps, on the same batches.", False)
+    p.option(
         "--flush",
-        action="store_true",
-        help="Fill the caches with other data before each call. Default: warm caches, with the cold times beside.",
+        "Fill the caches with other data before each call. Default: warm caches, with the cold times beside.",
+        False,
     )
-    shared(p, "--seed")
-    shared(p, "--rounds", default=96)
-    shared(p, "--limit", default=600)
+    p.shared("--seed")
+    p.shared("--rounds", default=96)
+    p.shared("--limit", default=600)
 
 
 def run(args: argparse.Namespace) -> int:

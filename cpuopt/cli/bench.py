@@ -20,50 +20,35 @@ from .. import models
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.KERNELS, "moments", "weights", model=models.DEFAULT, dtype=None)
-    p.add_argument(
+    p.option(
         "--peer",
-        action="append",
-        default=[],
-        help="Compare with torch-eager, torch-compile, torch-amp, torch-amp-compile, torch-bf16 or transformers; with "
+        "Compare with torch-eager, torch-compile, torch-amp, torch-amp-compile, torch-bf16 or transformers; with "
         "-tuned behind, as those who know PyTorch run it; torch-best: all tuned ones. Repeats. cpuopt takes the peer's "
         "type or --dtype. Default: torch-eager.",
+        [],
     )
-    p.add_argument(
-        "--against",
-        action="append",
-        default=[],
-        metavar="VARIANT",
-        help="Compare with this variant of the kernels; the flag repeats.",
-    )
-    p.add_argument(
+    p.option("--against", "Compare with this variant of the kernels; the flag repeats.", [], "VARIANT")
+    p.option(
         "--sizes",
-        help="Compare at these batch sizes, as in 4x64,16x64. Default: up to seven that fit the context, 1x16 to "
-        "1x1024.",
+        "Compare at these batch sizes, as in 4x64,16x64. Default: up to seven that fit the context, 1x16 to 1x1024.",
     )
-    p.add_argument(
-        "--suite", action="store_true", help="Compare on a table of models and sizes, and print the mean over all."
-    )
-    p.add_argument(
-        "--rounds",
-        type=int,
-        default=10,
-        help="Run this many rounds, each with a trial of both sides. Default: %(default)s.",
-    )
-    shared(p, "--seed", help="Draw weights and the order of trials from this random seed. Default: %(default)s.")
-    p.add_argument(
+    p.option("--suite", "Compare on a table of models and sizes, and print the mean over all.", False)
+    p.option("--rounds", "Run this many rounds, each with a trial of both sides.", 10)
+    p.shared("--seed", help="Draw weights and the order of trials from this random seed.")
+    p.option(
         "--peer-python",
-        default=sys.executable,
-        metavar="PATH",
-        help="Run peers with this Python, which has torch, and transformers. Default: this one.",
+        "Run peers with this Python, which has torch, and transformers. Default: this one.",
+        sys.executable,
+        "PATH",
     )
-    p.add_argument("--out", type=Path, metavar="FILE", help="Write the record to this file, rewritten after each size.")
-    shared(p, "--json", "--runs")
+    p.option("--out", "Write the record to this file, rewritten after each size.", metavar="FILE", type=Path)
+    p.shared("--json", "--runs")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,39 +21,24 @@ from ..files.reading import to_json
 from ..train import settings
 from ..wording import nearest
 from . import common
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument(
-        "op", nargs="*", metavar="OP", help="Check these ops: names, globs or families such as matmul. Default: all."
-    )
-    p.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        help="Check this variant; the flag repeats. Default: all, or those of --kernels.",
-    )
+    p.option("op", "Check these ops: names, globs or families such as matmul. Default: all.", metavar="OP", nargs="*")
+    p.option("--variant", "Check this variant; the flag repeats. Default: all, or those of --kernels.", [])
     settings.flags(p, "kernels", "B", "T")
-    p.add_argument(
-        "--model",
-        default=models.DEFAULT,
-        help="Check at the sizes of this model; 'none' means only awkward sizes. Default: %(default)s.",
-    )
-    p.add_argument(
-        "--gradient",
-        action="store_true",
-        help="Check the backward references by differences of the forward references.",
-    )
-    p.add_argument("--quick", action="store_true", help="Check at a few small sizes only, none of a model.")
-    shared(p, "--threads", help="Require the same bits on these numbers of threads. Default: 1 and all cores.")
-    shared(p, "--sizes")
-    p.add_argument("--seed", type=int, help="Draw the inputs from this random seed. Default: a new one each time.")
-    shared(p, "--limit", default=120)
-    p.add_argument("--plan", action="store_true", help="List the cases of each op and how each is judged, only.")
-    shared(p, "--detail", help="Print a row for every case.")
-    shared(p, "--json")
+    p.option("--model", "Check at the sizes of this model; 'none' means only awkward sizes.", models.DEFAULT)
+    p.option("--gradient", "Check the backward references by differences of the forward references.", False)
+    p.option("--quick", "Check at a few small sizes only, none of a model.", False)
+    p.shared("--threads", help="Require the same bits on these numbers of threads. Default: 1 and all cores.")
+    p.shared("--sizes")
+    p.option("--seed", "Draw the inputs from this random seed. Default: a new one each time.", type=int)
+    p.shared("--limit", default=120)
+    p.option("--plan", "List the cases of each op and how each is judged, only.", False)
+    p.shared("--detail", help="Print a row for every case.")
+    p.shared("--json")
 
 
 def run(args: argparse.Namespace) -> int:

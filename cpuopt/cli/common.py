@@ -6,17 +6,19 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import UserError
 from ..files.reading import to_json
 from ..machine import ORDER, ORDERS, require_usable, waiting
 from ..machine import cores as cores
 from ..train.settings import BASES, FLAGS, MOST_THREADS, Settings
-from ..wording import nearest
+from ..wording import guess, nearest, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,22 +39,13 @@ def seconds(text: str) -> float:
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "op": {"metavar": "OP", "help": "Use this op, as 'cpuopt kernels' lists it."},
     "--sizes": {"default": "", "metavar": "SYMBOL=N,...", "help": "Set sizes of the op by symbol, as in N=4096."},
-    "--rounds": {"type": int, "help": "Run at most this many rounds of a comparison. Default: %(default)s."},
-    "--limit": {
-        "type": seconds,
-        "metavar": "S",
-        "help": "Stop one comparison or check after this many seconds. Default: %(default)s.",
-    },
-    "--seed": {
-        "type": int,
-        "default": 0,
-        "help": "Draw inputs and the order of trials from this random seed. Default: %(default)s.",
-    },
+    "--rounds": {"help": "Run at most this many rounds of a comparison."},
+    "--limit": {"type": seconds, "metavar": "S", "help": "Stop one comparison or check after this many seconds."},
+    "--seed": {"default": 0, "help": "Draw inputs and the order of trials from this random seed."},
     "--threads": {"default": "", "metavar": "N,..."},
-    "--detail": {"action": "store_true"},
+    "--detail": {"default": False},
     "--adapter": {
         "type": Path,
-        "action": "append",
         "default": [],
         "metavar": "DIR",
         "help": "Add the LoRA adapter in this directory to the weights of --init; the flag repeats.",
@@ -64,27 +57,92 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "help": "Store the weights of linear layers in blocks in int8: w8a8 multiplies them with activations in int8, "
         "int8 and q8_0 turn them into numbers first.",
     },
-    "--runs": {
-        "type": Path,
-        "default": Path("runs"),
-        "metavar": "DIR",
-        "help": "Keep records in this folder. Default: %(default)s.",
-    },
+    "--runs": {"type": Path, "default": Path("runs"), "metavar": "DIR", "help": "Keep records in this folder."},
     "--html": {"type": Path, "metavar": "FILE", "help": "Write an HTML report to this file."},
     "--svg": {"type": Path, "metavar": "FILE", "help": "Write the picture to this file."},
     "--csv": {"type": Path, "metavar": "FILE", "help": "Write the figures to this file, as comma-separated values."},
     "--trace": {"type": Path, "metavar": "FILE", "help": "Write a trace of the last ten steps, for ui.perfetto.dev."},
-    "--json": {"action": "store_true", "help": "Print one JSON object in place of text."},
+    "--json": {"default": False, "help": "Print one JSON object in place of text."},
 }
 """Flags that mean the same for every verb."""
 FILES = ("trace", "html", "svg", "csv", "out", "markdown")
 """Flags that name a file to write at the end."""
 
 
-def shared(p: argparse.ArgumentParser, *names: str, **more: Any) -> None:
-    """Add flags that several verbs have; `more` changes the flag where only one is named."""
-    for name in names:
-        p.add_argument(name, **{**SHARED[name], **more})
+def complain(message: str) -> None:
+    """Print an error on stderr; if that is a terminal, its lines end between words."""
+    message = f"cpuopt: {message}"
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        message = textwrap.fill(message, columns, break_long_words=False, break_on_hyphens=False)
+    print(message, file=sys.stderr, flush=True)
+
+
+class _Help(argparse.HelpFormatter):
+    """Help whose paragraphs are filled to the width of the terminal, and whose indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = (
+            part if part.startswith(" ") else super(_Help, self)._fill_text(part, width, indent)
+            for part in text.split("\n\n")
+        )
+        return "\n\n".join(parts)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports a wrong flag in one line, and guesses what was meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, formatter_class=_Help, allow_abbrev=False, add_help=False)
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+
+    def option(self, name: str, help: str, default: Any = None, metavar: str | None = None, **more: Any) -> None:
+        """Add a flag, or a word without dashes: its kind follows from its default, which its help names.
+
+        Parameters
+        ----------
+        default : False is that of a switch, and a list that of a flag that repeats.
+        """
+        if default is False:
+            more["action"] = "store_true"
+        else:
+            more = {"metavar": metavar, "type": type(default) if isinstance(default, int | float) else None, **more}
+            if isinstance(default, list):
+                more["action"] = "append"
+        shown = default is not False and default not in (None, "", [])
+        more["help"] = f"{help} Default: %(default)s." if shown and "Default: " not in help else help
+        self.add_argument(name, default=default, **more)
+
+    def shared(self, *names: str, **more: Any) -> None:
+        """Add flags that several verbs have; `more` changes the flag where only one is named."""
+        for name in names:
+            self.option(name, **{**SHARED[name], **more})
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the flags; of a list of choices, name the nearest one."""
+        if choice := re.search(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message, re.S):
+            known = re.findall(r"[\w.-]+", choice[3])
+            message = f"{choice[1]}{choice[2]!r} is none of {', '.join(known)}{guess(choice[2], known)}"
+        complain(f"{plain(message)}; see '{self.prog} -h'")
+        self.exit(2)
+
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """Refuse what no flag takes."""
+        word = next((w for w in words if w.startswith("-")), words[0])
+        parts = [p for a in self._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
+        known = [flag for p in (self, *parts) for flag in p._option_string_actions]
+        self.error(f"unrecognized argument {word!r}{guess(word.partition('=')[0], known)}")
+
+    def format_help(self) -> str:
+        """Return the help; if there is a ``--model``, the presets stand at its end."""
+        shown = super().format_help()
+        if "--model" in self._option_string_actions:
+            from .. import models
+
+            formatter = self._get_formatter()
+            formatter.add_text(f"presets of --model: {', '.join(models.preset_names())}")
+            shown += f"\n{formatter.format_help()}"
+        return shown
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:

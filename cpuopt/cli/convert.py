@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..train import settings
 from ..wording import count, parameters
+from .common import Parser
 
 if TYPE_CHECKING:
     from ..weights import Adapter, Weights
@@ -29,31 +30,24 @@ SHORT = {"float32": "f32", "float16": "f16"}
 """The words of ``--dtype`` that files have another one for; earlier versions took that one alone."""
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument(
+    p.option(
         "source",
-        type=Path,
-        help="Read the weights of a model file of llm.c or llama2.c, GGUF, a Hugging Face directory, .safetensors, an "
+        "Read the weights of a model file of llm.c or llama2.c, GGUF, a Hugging Face directory, .safetensors, an "
         "index, a run, or with --merge an adapter.",
-    )
-    p.add_argument(
-        "target",
         type=Path,
-        help="Write this path: NAME.bin for llm.c, NAME.gguf, else a Hugging Face directory.",
     )
-    p.add_argument("--merge", action="store_true", help="Write one model of a base model and its adapter.")
-    p.add_argument(
-        "--base",
-        type=Path,
-        metavar="PATH",
-        help="Use this base model for --merge. Default: the one that the adapter names.",
+    p.option("target", "Write this path: NAME.bin for llm.c, NAME.gguf, else a Hugging Face directory.", type=Path)
+    p.option("--merge", "Write one model of a base model and its adapter.", False)
+    p.option(
+        "--base", "Use this base model for --merge. Default: the one that the adapter names.", metavar="PATH", type=Path
     )
     settings.flags(p, "tokenizer")
-    p.add_argument(
+    p.option(
         "--dtype",
+        "Write numbers of this type; q8_0 is for GGUF. Default: the type of the source, if the target has it.",
         choices=["float32", "float16", "bf16", "q8_0", "f32"],
-        help="Write numbers of this type; q8_0 is for GGUF. Default: the type of the source, if the target has it.",
     )
 
 

@@ -17,41 +17,35 @@ import json
 from pathlib import Path
 
 from ..train import settings
-from .common import settings_of, shared, show
+from .common import Parser, settings_of, show
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     what = p.add_subparsers(dest="what", metavar="prepare|tokenize|train-tokenizer|show|list", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
-    q.add_argument("name", help="Prepare this dataset.")
-    q.add_argument(
-        "--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="Tokenize with this. Default: %(default)s."
-    )
+    q.option("name", "Prepare this dataset.")
+    q.option("--tokenizer", "Tokenize with this.", "gpt2", choices=["gpt2", "bytes"])
     q = what.add_parser("tokenize", help="turn text into token files, NAME_train.bin and NAME_val.bin, for --data")
-    q.add_argument("text", help="Read this text: builtin, a dataset, a text file or a glob.")
-    q.add_argument(
-        "target", metavar="NAME", type=Path, help="Write files of this path, with _train.bin and _val.bin behind it."
-    )
+    q.option("text", "Read this text: builtin, a dataset, a text file or a glob.")
+    q.option("target", "Write files of this path, with _train.bin and _val.bin behind it.", metavar="NAME", type=Path)
     settings.flags(q, "tokenizer")
     q = what.add_parser("train-tokenizer", help="train a tokenizer of byte pairs on text, for --tokenizer")
-    q.add_argument("text", help="Read this text: builtin, a dataset, a text file or a glob; the part to train on.")
-    q.add_argument("--vocab-size", type=int, default=4096, metavar="N", help="Make N tokens. Default: %(default)s.")
-    q.add_argument(
+    q.option("text", "Read this text: builtin, a dataset, a text file or a glob; the part to train on.")
+    q.option("--vocab-size", "Make N tokens.", 4096, "N")
+    q.option(
         "--out",
+        "Write this directory, with tokenizer.json and tokenizer_config.json; or the file alone: PATH.json.",
+        metavar="PATH",
         type=Path,
         required=True,
-        metavar="PATH",
-        help="Write this directory, with tokenizer.json and tokenizer_config.json; or the file alone: PATH.json.",
     )
     q = what.add_parser("show", help="show examples as the model sees them, and which tokens count")
-    q.add_argument("data", metavar="FILE", help="Read this file of examples in JSON or Parquet, or a glob.")
-    q.add_argument(
-        "--limit", type=int, default=5, metavar="N", help="Show this many examples, or rows. Default: %(default)s."
-    )
+    q.option("data", "Read this file of examples in JSON or Parquet, or a glob.", metavar="FILE")
+    q.option("--limit", "Show this many examples, or rows.", 5, "N")
     settings.flags(q, "init", "tokenizer", "chat_format", "system", "pack", "skip_invalid", "T", T=1024)
-    shared(q, "--json")
-    shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
+    q.shared("--json")
+    what.add_parser("list", help="list the datasets and which are prepared").shared("--json")
 
 
 def run(args: argparse.Namespace) -> int:

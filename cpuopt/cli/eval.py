@@ -19,7 +19,7 @@ from .. import models
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import settings_of, shared, show, start_numba
+from .common import Parser, settings_of, show, start_numba
 
 if TYPE_CHECKING:
     from ..data.batches import Batches
@@ -31,34 +31,32 @@ USUAL_ROW = 64
 """The tokens of a row for a model of one's own of which no run is known."""
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
+    p.option("--init", settings.FLAGS["init"].metadata["help"], metavar="PATH", type=Path, required=True)
     settings.flags(p, "data", "chat_format", "system", "truncate", "skip_invalid", "tokenizer", "B", "variant", "swap")
     settings.flags(p, "kernels", "dtype", "threads")
-    shared(p, "--base", "--adapter")
-    p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
-    p.add_argument(
+    p.shared("--base", "--adapter")
+    p.option("--model", "Read the model of a run from this file of your own.", metavar="FILE.py:NAME")
+    p.option(
         "-T",
+        "Put this many tokens into a row. Default: the model's context, or for a model of one's own, its run's T.",
         type=int,
-        help="Put this many tokens into a row. Default: the model's context, or for a model of one's own, its run's T.",
     )
-    p.add_argument(
+    p.option(
         "--split",
-        choices=("train", "val", "all"),
-        help="Read this part of the text: the one to train on, the held-out one, or all. Default: all of a file that "
+        "Read this part of the text: the one to train on, the held-out one, or all. Default: all of a file that "
         "--data names, unless the weights were trained on it; else val.",
+        choices=("train", "val", "all"),
     )
-    p.add_argument(
+    p.option(
         "--choices",
-        type=Path,
+        "Answer the questions of an evaluation file of llm.c, such as HellaSwag.",
         metavar="FILE.bin",
-        help="Answer the questions of an evaluation file of llm.c, such as HellaSwag.",
+        type=Path,
     )
-    p.add_argument(
-        "--limit", type=int, metavar="N", help="Evaluate at most this many batches or examples. Default: all."
-    )
-    shared(p, "--json")
+    p.option("--limit", "Evaluate at most this many batches or examples. Default: all.", metavar="N", type=int)
+    p.shared("--json")
 
 
 def run(args: argparse.Namespace) -> int:

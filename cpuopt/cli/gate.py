@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..files import write_whole
 from . import common
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
 def percent(text: str) -> float:
@@ -27,23 +27,17 @@ def percent(text: str) -> float:
     return found
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--base", required=True, metavar="REV", help="Compare with this commit: a branch, a tag or an id.")
-    p.add_argument("--head", default="", metavar="REV", help="Compare this commit. Default: the working tree.")
-    p.add_argument(
-        "--slower",
-        type=percent,
-        default=1.0,
-        metavar="PERCENT",
-        help="Fail if a kernel is slower by more than this. Default: %(default)g.",
-    )
-    p.add_argument("--only", default="*", metavar="GLOB", help="Compare kernels with such names, as in 'gelu*'.")
-    p.add_argument("--markdown", type=Path, metavar="FILE", help="Write a table for a pull request to this file.")
-    p.add_argument("--threads", type=int, metavar="N", help="Compare on this number of threads. Default: all cores.")
-    shared(p, "--json", "--seed")
-    shared(p, "--rounds", default=48)
-    shared(p, "--limit", default=600)
+    p.option("--base", "Compare with this commit: a branch, a tag or an id.", metavar="REV", required=True)
+    p.option("--head", "Compare this commit. Default: the working tree.", "", "REV")
+    p.option("--slower", "Fail if a kernel is slower by more than this.", 1.0, "PERCENT", type=percent)
+    p.option("--only", "Compare kernels with such names, as in 'gelu*'.", "*", "GLOB")
+    p.option("--markdown", "Write a table for a pull request to this file.", metavar="FILE", type=Path)
+    p.option("--threads", "Compare on this number of threads. Default: all cores.", metavar="N", type=int)
+    p.shared("--json", "--seed")
+    p.shared("--rounds", default=48)
+    p.shared("--limit", default=600)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from .. import models
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import shared, start_numba
+from .common import Parser, start_numba
 
 if TYPE_CHECKING:
     from ..data.tokenizers import Tokenizer
@@ -38,55 +38,31 @@ CHAT_CONTEXT = 4096
 """Tokens that a chat may have by default, if the model's context is longer."""
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     settings.flags(p, "init", "tokenizer", "variant", "swap", "kernels", "threads")
-    p.add_argument(
+    p.option(
         "--model",
-        help="Use a preset or sizes with random weights, without --init, to measure speed; with --init, FILE.py:NAME "
+        "Use a preset or sizes with random weights, without --init, to measure speed; with --init, FILE.py:NAME "
         "of a run's own model.",
     )
-    p.add_argument(
-        "--dtype",
-        default="float32",
-        help="Storage type of the products' weights and of the cache: float32 or bf16. Default: %(default)s.",
-    )
-    shared(p, "--base", "--adapter")
-    p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")
-    p.add_argument(
-        "--max-tokens", type=int, help="Generate at most this many tokens. Default: 100; 512 for each chat reply."
-    )
-    p.add_argument(
+    p.option("--dtype", "Storage type of the products' weights and of the cache: float32 or bf16.", "float32")
+    p.shared("--base", "--adapter")
+    p.option("--prompt", "Begin with this text. Default: the token that starts a text.", "")
+    p.option("--max-tokens", "Generate at most this many tokens. Default: 100; 512 for each chat reply.", type=int)
+    p.option(
         "--context",
-        type=int,
+        f"Hold this many tokens in the cache. Default: those of prompt and text; {CHAT_CONTEXT} at most for a chat.",
         metavar="N",
-        help=f"Hold this many tokens in the cache. Default: those of prompt and text; {CHAT_CONTEXT} at most for a "
-        "chat.",
-    )
-    p.add_argument("--chat", action="store_true", help="Reply to --prompt, or to each line of the input in turn.")
-    settings.flags(p, "system", "chat_format")
-    p.add_argument(
-        "--temperature",
-        type=float,
-        default=0.8,
-        help="Sample at this temperature; 0 takes the likeliest token. Default: %(default)s.",
-    )
-    p.add_argument(
-        "--top-k",
         type=int,
-        default=0,
-        metavar="K",
-        help="Sample from this many of the likeliest tokens; 0 means all. Default: %(default)s.",
     )
-    p.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="Sample from the likeliest tokens of this total probability. Default: %(default)s.",
-    )
-    shared(p, "--seed", help="Draw samples and random weights from this random seed. Default: %(default)s.")
-    shared(p, "--json")
+    p.option("--chat", "Reply to --prompt, or to each line of the input in turn.", False)
+    settings.flags(p, "system", "chat_format")
+    p.option("--temperature", "Sample at this temperature; 0 takes the likeliest token.", 0.8)
+    p.option("--top-k", "Sample from this many of the likeliest tokens; 0 means all.", 0, "K")
+    p.option("--top-p", "Sample from the likeliest tokens of this total probability.", 1.0, "P")
+    p.shared("--seed", help="Draw samples and random weights from this random seed.")
+    p.shared("--json")
 
 
 def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:

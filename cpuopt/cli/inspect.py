@@ -16,21 +16,17 @@ import argparse
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import known_op, shared, show, start_numba
+from .common import Parser, known_op, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    shared(p, "op", "--json", "--html")
-    p.add_argument("variant", metavar="VARIANT", nargs="+", help="Inspect this variant; two are shown side by side.")
+    p.shared("op", "--json", "--html")
+    p.option("variant", "Inspect this variant; two are shown side by side.", metavar="VARIANT", nargs="+")
     settings.flags(p, "kernels")
-    p.add_argument(
-        "--parallel", type=int, default=0, metavar="1-4", help="Print numba's parallel diagnostics at this level."
-    )
-    p.add_argument(
-        "--target", metavar="NAME", help="Compile for another machine, such as haswell, znver4 or neoverse-v2."
-    )
-    p.add_argument("--asm", action="store_true", help="Print the assembly text of one variant, and nothing else.")
+    p.option("--parallel", "Print numba's parallel diagnostics at this level.", 0, "1-4")
+    p.option("--target", "Compile for another machine, such as haswell, znver4 or neoverse-v2.", metavar="NAME")
+    p.option("--asm", "Print the assembly text of one variant, and nothing else.", False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,31 +24,25 @@ from ..check.result import exit_status
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument("file", nargs="?", metavar="FILE", help="Read the candidate from this file.")
-    p.add_argument("--op", dest="of", default="", metavar="OP", help="Use the candidate for this op.")
-    p.add_argument("--check", action="store_true", help="Check only; time nothing, and keep nothing.")
-    p.add_argument("--serve", action="store_true", help="Answer requests from stdin, a JSON object on each line.")
-    p.add_argument(
-        "--mcp",
-        action="store_true",
-        help="Answer requests of the Model Context Protocol; needs pip install 'cpuopt[mcp]'.",
-    )
-    p.add_argument("--tasks", action="store_true", help="List the ops that candidates can be written for.")
-    p.add_argument(
-        "--time", action="store_true", help="Add the package's times and the roof's to --tasks; takes minutes."
-    )
-    p.add_argument("--in-step", action="store_true", help="Compare in training steps of the model too.")
-    p.add_argument("--board", default="", metavar="OP", help="List the best submissions for this op and these sizes.")
-    p.add_argument("--adopt", default="", metavar="NAME", help="Write the best of --board to a file, as this variant.")
+    p.option("file", "Read the candidate from this file.", metavar="FILE", nargs="?")
+    p.option("--op", "Use the candidate for this op.", "", "OP", dest="of")
+    p.option("--check", "Check only; time nothing, and keep nothing.", False)
+    p.option("--serve", "Answer requests from stdin, a JSON object on each line.", False)
+    p.option("--mcp", "Answer requests of the Model Context Protocol; needs pip install 'cpuopt[mcp]'.", False)
+    p.option("--tasks", "List the ops that candidates can be written for.", False)
+    p.option("--time", "Add the package's times and the roof's to --tasks; takes minutes.", False)
+    p.option("--in-step", "Compare in training steps of the model too.", False)
+    p.option("--board", "List the best submissions for this op and these sizes.", "", "OP")
+    p.option("--adopt", "Write the best of --board to a file, as this variant.", "", "NAME")
     settings.flags(p, "kernels", "threads", model=models.DEFAULT)
-    p.add_argument("-B", type=int, default=4, help="Compare at a batch of this many rows. Default: %(default)s.")
-    p.add_argument("-T", type=int, default=64, help="Compare at rows of this many tokens. Default: %(default)s.")
-    shared(p, "--runs", "--json", "--html")
+    p.option("-B", "Compare at a batch of this many rows.", 4)
+    p.option("-T", "Compare at rows of this many tokens.", 64)
+    p.shared("--runs", "--json", "--html")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,22 +18,20 @@ import argparse
 from ..errors import UserError
 from ..train import settings
 from ..wording import nearest
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument(
-        "op", nargs="*", metavar="OP", help="List these ops: names, globs or families such as matmul. Default: all."
-    )
-    p.add_argument("--compile", action="store_true", help="Compile the kernels of these ops, one process a core.")
-    p.add_argument(
+    p.option("op", "List these ops: names, globs or families such as matmul. Default: all.", metavar="OP", nargs="*")
+    p.option("--compile", "Compile the kernels of these ops, one process a core.", False)
+    p.option(
         "--headroom",
-        action="store_true",
-        help="Rank the ops of the newest profile in --runs by the time above their roofs, with what is gained so far.",
+        "Rank the ops of the newest profile in --runs by the time above their roofs, with what is gained so far.",
+        False,
     )
     settings.flags(p, "kernels")
-    shared(p, "--runs", "--json")
+    p.shared("--runs", "--json")
 
 
 def run(args: argparse.Namespace) -> int:

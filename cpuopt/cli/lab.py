@@ -24,7 +24,7 @@ from ..check.result import exit_status
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import shared, start_numba
+from .common import Parser, start_numba
 
 if TYPE_CHECKING:
     from ..lab.rounds import KernelRow, RoundPlan, RoundView
@@ -32,29 +32,20 @@ if TYPE_CHECKING:
     from ..report.lab import Screen
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE.py",
-        help="Watch this file with @kernel functions; 'cpuopt new-kernel' writes one.",
+    p.option(
+        "file", "Watch this file with @kernel functions; 'cpuopt new-kernel' writes one.", metavar="FILE.py", type=Path
     )
-    p.add_argument(
-        "--against", default="", metavar="VARIANT", help="Compare with this variant. Default: optimized, else vanilla."
-    )
+    p.option("--against", "Compare with this variant. Default: optimized, else vanilla.", "", "VARIANT")
     settings.flags(p, "B", "T", "threads", model=models.DEFAULT)
-    p.add_argument("--no-step", action="store_true", help="Compare alone only, without training steps.")
-    shared(p, "--sizes")
-    shared(p, "--rounds", default=24)
-    shared(p, "--limit", default=120)
-    shared(p, "--runs")
-    p.add_argument(
-        "--once",
-        action="store_true",
-        help="Do one round without waiting for a save, and exit with its status.",
-    )
-    p.add_argument("--json", action="store_true", help="Print one JSON object in place of text; this needs --once.")
+    p.option("--no-step", "Compare alone only, without training steps.", False)
+    p.shared("--sizes")
+    p.shared("--rounds", default=24)
+    p.shared("--limit", default=120)
+    p.shared("--runs")
+    p.option("--once", "Do one round without waiting for a save, and exit with its status.", False)
+    p.option("--json", "Print one JSON object in place of text; this needs --once.", False)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,14 +15,14 @@ import argparse
 from dataclasses import asdict
 
 from ..train import settings
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--again", action="store_true", help="Measure again, and replace the kept figures.")
+    p.option("--again", "Measure again, and replace the kept figures.", False)
     settings.flags(p, "threads")
-    shared(p, "--json")
+    p.shared("--json")
 
 
 def run(args: argparse.Namespace) -> int:

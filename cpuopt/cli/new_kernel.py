@@ -26,29 +26,19 @@ from ..files import write_whole
 from ..files.outputs import check
 from ..train import settings
 from ..wording import nearest, plain
-from .common import check_targets, known_op, shared, start_numba
+from .common import Parser, check_targets, known_op, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    shared(p, "op")
+    p.shared("op")
     settings.flags(p, "kernels")
-    p.add_argument("--variant", default="mine", help="Register the kernel under this variant. Default: %(default)s.")
-    p.add_argument("--out", type=Path, metavar="FILE", help="Write this new file. Default: OP.py.")
-    p.add_argument("--backward", action="store_true", help="Print the generated backward OP, or those of a forward OP.")
-    p.add_argument(
-        "--from",
-        dest="forward",
-        metavar="VARIANT",
-        default="vanilla",
-        help="Start --backward from this variant of the forward. Default: %(default)s.",
-    )
-    p.add_argument(
-        "--plan",
-        action="store_true",
-        help="List what --backward keeps, recomputes or records, and why.",
-    )
-    shared(p, "--html", help="Write both sources of --backward side by side, linked line by line, to this file.")
+    p.option("--variant", "Register the kernel under this variant.", "mine")
+    p.option("--out", "Write this new file. Default: OP.py.", metavar="FILE", type=Path)
+    p.option("--backward", "Print the generated backward OP, or those of a forward OP.", False)
+    p.option("--from", "Start --backward from this variant of the forward.", "vanilla", "VARIANT", dest="forward")
+    p.option("--plan", "List what --backward keeps, recomputes or records, and why.", False)
+    p.shared("--html", help="Write both sources of --backward side by side, linked line by line, to this file.")
 
 
 def run(args: argparse.Namespace) -> int:

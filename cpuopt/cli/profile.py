@@ -1,13 +1,15 @@
 """``cpuopt profile``: show the time of each op and layer of a training step.
 
 A table by op has times, rates and shares of the machine's roofs; a second one has the layers. Every kernel is checked
-before a time is printed. The record stays in runs/.
+before a time is printed. The record stays in runs/. With --program, the traced program is printed and nothing is timed:
+a line is a call with its layer, op and arguments, the variant that runs it, and where in memory it writes.
 
 Examples::
 
     cpuopt profile --model gpt2-tiny --html report.html
     cpuopt profile --swap 'gelu_forward@h.0.*=vanilla' --detail
     cpuopt profile --lines matmul_update
+    cpuopt profile --model gpt2-tiny --program backward
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import os
 from math import inf
 
+from ..comm import Serial
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..machine import beside_others
@@ -23,38 +26,77 @@ from ..measure.lines import LINES_S, MOST_STEPS, SMALL
 from ..measure.quartile import ENOUGH_S, LEAST, MOST
 from ..train import settings
 from . import common, ranks
-from .common import settings_of, shared, show, start_numba
+from .common import Parser, settings_of, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *(n for n in settings.JOB if n != "steps"), *settings.KERNELS, *settings.SHARING)
-    p.add_argument(
+    p.option(
         "--steps",
-        type=int,
-        metavar="N",
-        help=f"Run and time this many steps. Default: as many as take {ENOUGH_S:g} s, {LEAST} to {MOST}; several ranks "
+        f"Run and time this many steps. Default: as many as take {ENOUGH_S:g} s, {LEAST} to {MOST}; several ranks "
         f"{MOST}.",
+        metavar="N",
+        type=int,
     )
     ranks.flags(p)
-    p.add_argument(
-        "--warmup", type=int, default=1, help="Run this many steps first, which are not counted. Default: %(default)s."
-    )
-    p.add_argument("--detail", action="store_true", help="Print a row for every op of every layer.")
-    p.add_argument(
+    p.option("--warmup", "Run this many steps first, which are not counted.", 1)
+    p.option("--detail", "Print a row for every op of every layer.", False)
+    p.option(
         "--lines",
+        "Sample the threads, and show which lines of source take the time of this op, or of a family such as "
+        f"matmul. Without OP: of every op with {SMALL:g} %% or more. Steps then take {LINES_S:g} s by default.",
+        metavar="OP",
         nargs="?",
         const="*",
-        metavar="OP",
-        help="Sample the threads, and show which lines of source take the time of this op, or of a family such as "
-        f"matmul. Without OP: of every op with {SMALL:g} %% or more. Steps then take {LINES_S:g} s by default.",
     )
-    shared(p, "--runs", "--json", "--html", "--trace")
+    p.option(
+        "--program",
+        "Print the program and the memory plan, and time nothing; or a part: forward computes the loss, evaluate what "
+        "only an evaluation needs, backward the gradients, reduce their sum over ranks, update the weights.",
+        metavar="PART",
+        nargs="?",
+        const="all",
+        choices=("forward", "evaluate", "backward", "reduce", "update", "all"),
+    )
+    p.shared("--runs", "--json", "--html", "--trace")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    return ranks.run(args, lambda rank: _profile(args, rank))
+    return _program(args) if args.program else ranks.run(args, lambda rank: _profile(args, rank))
+
+
+def _program(args: argparse.Namespace) -> int:
+    """Print the program of the first rank."""
+    if given := [f"--{name}" for name in ("html", "trace", "lines") if getattr(args, name)]:
+        raise UserError(f"--program with {given[0]}: nothing is timed; give one of the two")
+    start_numba(args.threads)
+    from ..report import console
+    from ..train.job import build_only
+
+    args.steps, comm = args.steps or 1, Serial()
+    comm.size, comm.name = args.ranks or 1, "messages"
+    built = build_only(ranks.shared(settings_of(args), comm.size)[0], comm)
+    for note in built.notes:
+        console.note(note)
+    program, chosen, plan = built.program, built.kernels, built.plan()
+    phases = {"all": (), "update": ("norm", "update")}.get(args.program, (args.program,))
+    calls = [
+        {
+            "phase": c.shown_phase,
+            "layer": c.layer,
+            "op": c.op.name,
+            "variant": k.variant,
+            "flops": c.flops,
+            "text": str(c),
+        }
+        for c, k in zip(program.calls, chosen, strict=True)
+        if not phases or c.phase in phases
+    ]
+    content = {"calls": calls, "plan": plan.describe(), "flops": program.flops, "repeated": program.repeated_flops}
+    show(args, content, lambda: console.program(program, chosen, plan, phases))
+    return 0
 
 
 def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import traceback
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..errors import UserError
 from ..program.tree import divides
 from ..train.settings import Settings
 from ..wording import count
+from .common import Parser
 
 Trained = Callable[["Rank"], int]
 
@@ -40,16 +41,14 @@ class Rank:
         self.comm, self.link, self.place = comm, link, place
 
 
-def flags(p: ArgumentParser, elastic: bool = False) -> None:
+def flags(p: Parser, elastic: bool = False) -> None:
     """Add the flags of a verb that can run on several ranks."""
-    p.add_argument(
-        "--ranks", type=int, metavar="N", help="Train one model in this many processes on this machine. Default: 1."
-    )
+    p.option("--ranks", "Train one model in this many processes on this machine. Default: 1.", metavar="N", type=int)
     if elastic:
         words = "Restart with the ranks that are left if one of them dies."
-        p.add_argument("--elastic", action="store_true", help=words)
+        p.option("--elastic", words, False)
     p.set_defaults(elastic=False)
-    p.add_argument("--oversubscribe", action="store_true", help="Allow --ranks to share cores.")
+    p.option("--oversubscribe", "Allow --ranks to share cores.", False)
 
 
 def run(args: Namespace, train: Trained) -> int:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 
 from ..files.outputs import Output, check_unread
-from .common import check_targets, known_op, shared, show
+from .common import Parser, check_targets, known_op, show
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     what = p.add_subparsers(dest="what", metavar="list|show|compare|history", required=True)
     for name, words, help_ in (
@@ -29,19 +29,17 @@ def flags(p: argparse.ArgumentParser) -> None:
     ):
         q = what.add_parser(name, help=help_)
         for word in words:
-            q.add_argument(
+            q.option(
                 word.lower(),
+                "Use the record with this name, or this part of it, as 'cpuopt runs list' shows it.",
                 metavar=word,
-                help="Use the record with this name, or this part of it, as 'cpuopt runs list' shows it.",
             )
         if name == "history":
-            shared(q, "op")
-        shared(q, "--runs", "--json")
+            q.shared("op")
+        q.shared("--runs", "--json")
         if name == "show":
-            q.add_argument(
-                "--detail", action="store_true", help="Print a row for every op of every layer of a profile."
-            )
-            shared(q, "--html")
+            q.option("--detail", "Print a row for every op of every layer of a profile.", False)
+            q.shared("--html")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,24 +18,22 @@ import argparse
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import settings_of, shared, show, start_numba
+from .common import Parser, settings_of, show, start_numba
 
 LEAST = 3
 """The least number of steps: the times of one or two are noise, and so are shares of them."""
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *(n for n in settings.KERNELS if n != "threads"), steps=5)
-    shared(p, "--threads", help="Measure on these numbers of threads. Default: 1, 2, 4, ... and all cores.")
-    p.add_argument("--project", default="", metavar="N,...", help="Predict these numbers of threads, as in 16,32,64.")
-    p.add_argument(
-        "--bandwidth", type=float, metavar="GB/S", help="Predict for this memory bandwidth. Default: as measured here."
-    )
-    p.add_argument("--caches", type=int, default=1, metavar="N", help="Predict for N last-level caches. Default: 1.")
-    p.add_argument("--nodes", type=int, default=1, metavar="N", help="Predict for N memory nodes. Default: 1.")
-    shared(p, "--detail", help="Print a second table, by layer.")
-    shared(p, "--runs", "--json", "--html")
+    p.shared("--threads", help="Measure on these numbers of threads. Default: 1, 2, 4, ... and all cores.")
+    p.option("--project", "Predict these numbers of threads, as in 16,32,64.", "", "N,...")
+    p.option("--bandwidth", "Predict for this memory bandwidth. Default: as measured here.", metavar="GB/S", type=float)
+    p.option("--caches", "Predict for N last-level caches. Default: 1.", 1, "N")
+    p.option("--nodes", "Predict for N memory nodes. Default: 1.", 1, "N")
+    p.shared("--detail", help="Print a second table, by layer.")
+    p.shared("--runs", "--json", "--html")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,36 +19,34 @@ from ..check.result import exit_status
 from ..errors import UNCHECKED, WRONG
 from ..train import settings
 from . import common
-from .common import known_op, shared, show, start_numba
+from .common import Parser, known_op, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
-    shared(p, "op", "--runs", "--json", "--csv", "--svg", "--html")
-    p.add_argument(
+    p.shared("op", "--runs", "--json", "--csv", "--svg", "--html")
+    p.option(
         "--over",
-        action="append",
-        default=[],
-        metavar="SYMBOL=A..B",
-        help="Measure at these sizes of a symbol, A, 2 A, 4 A and so on up to B, or at a list, as in C=384,768; the "
+        "Measure at these sizes of a symbol, A, 2 A, 4 A and so on up to B, or at a list, as in C=384,768; the "
         "flag repeats.",
+        [],
+        "SYMBOL=A..B",
     )
-    p.add_argument(
+    p.option(
         "--variants",
-        default="",
-        metavar="A,B,...",
-        help="Measure these variants; ratios are to the first. Default: optimized, and those of --kernels.",
+        "Measure these variants; ratios are to the first. Default: optimized, and those of --kernels.",
+        "",
+        "A,B,...",
     )
-    shared(
-        p,
+    p.shared(
         "--sizes",
         help="Set the sizes of other symbols, as in OC=768. Default: those of the op's first call in --model.",
     )
     settings.flags(p, "kernels", "dtype", "threads", "B", "T", "model")
-    p.add_argument("--layer", default="*", metavar="GLOB", help="Use the sizes of a call in these layers of the model.")
-    shared(p, "--rounds", default=7, help="Run this many rounds at each size. Default: %(default)s.")
-    shared(p, "--seed", help="Draw inputs from this random seed. Default: %(default)s.")
-    shared(p, "--limit", default=600, help="Stop one size after this many seconds. Default: %(default)s.")
+    p.option("--layer", "Use the sizes of a call in these layers of the model.", "*", "GLOB")
+    p.shared("--rounds", default=7, help="Run this many rounds at each size.")
+    p.shared("--seed", help="Draw inputs from this random seed.")
+    p.shared("--limit", default=600, help="Stop one size after this many seconds.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,28 +23,24 @@ from ..comm.watchdog import Watchdog
 from ..errors import UserError
 from ..train import settings
 from . import common, ranks
-from .common import shared, show, start_numba
+from .common import Parser, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.FLAGS, only_given=True)
-    p.add_argument(
-        "--config", type=Path, metavar="FILE", help="Read settings from TOML, or from a run's config.json; flags win."
-    )
-    p.add_argument(
-        *("--resume",),
+    p.option("--config", "Read settings from TOML, or from a run's config.json; flags win.", metavar="FILE", type=Path)
+    p.option(
+        "--resume",
+        "Continue this run from its newest whole checkpoint. Default: the newest run.",
+        metavar="RUN",
         nargs="?",
         const="",
-        metavar="RUN",
-        help="Continue this run from its newest whole checkpoint. Default: the newest run.",
     )
-    p.add_argument("--accept-changes", action="store_true", help="Allow --resume with kernels that have changed since.")
-    p.add_argument(
-        "--dry-run", action="store_true", help="Show memory, time and end of the run after a few steps; keep nothing."
-    )
+    p.option("--accept-changes", "Allow --resume with kernels that have changed since.", False)
+    p.option("--dry-run", "Show memory, time and end of the run after a few steps; keep nothing.", False)
     ranks.flags(p, elastic=True)
-    shared(p, "--runs", "--html", "--trace", "--json")
+    p.shared("--runs", "--html", "--trace", "--json")
 
 
 def run(args: argparse.Namespace) -> int:

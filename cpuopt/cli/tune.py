@@ -18,31 +18,30 @@ from .. import models
 from ..errors import UserError
 from ..train import settings
 from . import common
-from .common import settings_of, shared, show, start_numba
+from .common import Parser, settings_of, show, start_numba
 
 
-def flags(p: argparse.ArgumentParser) -> None:
+def flags(p: Parser) -> None:
     """Add the verb's flags."""
     settings.flags(p, "B", "T", "threads", "kernels", "fuse", "data", "dtype", model=models.DEFAULT)
-    p.add_argument(
+    p.option(
         "--ops",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="Measure this op: name, glob or family. The flag repeats, and the plan for other ops stays.",
+        "Measure this op: name, glob or family. The flag repeats, and the plan for other ops stays.",
+        [],
+        "PATTERN",
     )
-    shared(p, "--seed")
-    p.add_argument("--again", action="store_true", help="Measure again in place of what an interrupted run kept.")
-    p.add_argument(
+    p.shared("--seed")
+    p.option("--again", "Measure again in place of what an interrupted run kept.", False)
+    p.option(
         "--budget",
+        "Make the plan of what is measured after this many seconds. Default: no limit.",
+        inf,
+        "S",
         type=float,
-        default=inf,
-        metavar="S",
-        help="Make the plan of what is measured after this many seconds.",
     )
-    shared(p, "--rounds", default=24)
-    shared(p, "--limit", default=600)
-    shared(p, "--json", "--runs")
+    p.shared("--rounds", default=24)
+    p.shared("--limit", default=600)
+    p.shared("--json", "--runs")
 
 
 def run(args: argparse.Namespace) -> int:
