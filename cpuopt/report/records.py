@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
@@ -17,9 +17,7 @@ from ..lab.records import Point, losses
 from ..measure.profile import UNACCOUNTED, next_commands
 from ..measure.roofline import share
 from ..wording import four, one_line
-from . import ab, judge, lab, style, sweep, tables
-from . import bench as bench_report
-from . import tune as tune_report
+from . import ab, bench, judge, lab, style, sweep, tables, tune
 
 if TYPE_CHECKING:
     from ..lab.records import Entry
@@ -52,24 +50,25 @@ def headroom(found: Mapping[str, Any]) -> list[RenderableType]:
     return [table, *(Text(f"Next: {next_commands(r['op'], *sizes)}") for r in found["headroom"][:1])]
 
 
+KINDS: Mapping[str, Callable[[Mapping[str, Any], str], Iterable[RenderableType]]] = {
+    "ab": ab.tables,
+    "bench": lambda content, path: bench.tables(content),
+    "judge": lambda content, path: judge.ruling(content["ruling"]),
+    "lab": lambda content, path: lab.kept(content),
+    "sweep": sweep.tables,
+    "tune": tune.tables,
+}
+"""What shows a record, by its kind; a profile and a run of training have more."""
+
+
 def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     """Show a record in the form of the verb that made it."""
     from ..measure.profile import Profile
 
     commit = f"commit {e.content.get('commit') or 'unknown'}"
     head: RenderableType = Text("  ".join(map(one_line, (str(e.path), e.time, commit))), "dim")
-    if e.kind == "ab":
-        return [head, *ab.tables(e.content, str(e.path))]
-    if e.kind == "bench":
-        return [head, *bench_report.tables(e.content)]
-    if e.kind == "judge":
-        return [head, *judge.ruling(e.content["ruling"])]
-    if e.kind == "lab":
-        return [head, *lab.kept(e.content)]
-    if e.kind == "sweep":
-        return [head, *sweep.tables(e.content, str(e.path))]
-    if e.kind == "tune":
-        return [head, *tune_report.tables(e.content, str(e.path))]
+    if e.kind in KINDS:
+        return [head, *KINDS[e.kind](e.content, str(e.path))]
     if e.kind == "train":
         head = Group(head, "", *course({"": (losses(e.path), e.content["summary"])}), "")
     if e.content.get("profile"):

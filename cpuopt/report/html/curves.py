@@ -8,7 +8,8 @@ from math import isfinite
 
 from ...lab.records import Point
 from .markup import Markup, join, tag
-from .svg import WIDTH, LinearScale, axes, legend, path, picture, short
+from .svg import WIDTH, LinearScale, Points, axes, legend, picture, short
+from .svg import lines as draw
 
 LEFT, TOP = 62, 30
 MOST_POINTS = 2000
@@ -31,14 +32,13 @@ def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300, 
     margin = (max(values) - min(values)) * 0.06 or abs(values[0]) * 0.05 or 1.0
     x = LinearScale(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - 20)
     y = LinearScale(0 if zero else min(values) - margin, max(values) + margin, height - 45, TOP)
-    parts = axes(x, y, "step", y_name, whole=True)
+    series: list[tuple[str, Points]] = []
     for i, (name, line) in enumerate(lines.items()):
+        told = {s for s, _ in finite[name][:: -(-len(finite[name]) // MOST_POINTS)]}
         for fine, run in groupby(line, key=lambda p: p[1] is not None and isfinite(p[1])):
-            if fine:
-                parts.append(path([(x(s), y(v)) for s, v in run if v is not None], f"line line{i}"))
-        for s, v in finite[name][:: -(-len(finite[name]) // MOST_POINTS)]:
-            tip = tag("title", f"step {s}\n{name} {short(v) if abs(v) >= 1000 else f'{v:.4g}'}")
-            parts.append(tag("circle", tip, cx=x(s), cy=y(v), r=5, class_="ask"))
+            points = [(s, v, _tip(s, v, name) if s in told else "") for s, v in run if fine and v is not None]
+            series += [(f"line line{i}", points)] * fine
+    parts = [*axes(x, y, "step", y_name, [t for t in x.ticks() if t == round(t)]), *draw(x, y, series)]
     notes = []
     for name, line in lines.items():
         bad = [str(s) for s, v in line if v is None or not isfinite(v)]
@@ -46,3 +46,7 @@ def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300, 
             notes.append(f"{name} is not finite at step {', '.join(bad[:20])}{' and more' if len(bad) > 20 else ''}.")
     names = legend(((f"line{i}", n) for i, n in enumerate(lines)), "line") if len(lines) > 1 else None
     return join(names, picture(height, f"{y_name} over steps", parts), [tag("p", n, class_="note") for n in notes])
+
+
+def _tip(step: int, value: float, name: str) -> str:
+    return f"step {step}\n{name} {short(value) if abs(value) >= 1000 else f'{value:.4g}'}"

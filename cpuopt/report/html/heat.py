@@ -9,7 +9,7 @@ from ...measure.lines import OpLines
 from ...wording import count
 from .machine_code import FunctionSource, function_around, short_path
 from .markup import Markup, join, tag
-from .shades import SHADES
+from .svg import SHADES
 
 NOTE = (
     "Percent of the op's samples, on the line and in what was inlined into it; the tip has those of the line alone. "

@@ -10,8 +10,7 @@ from ...program.program import PARTS, RECOMPUTE, block_of
 from ...wording import count, four
 from ..tables import usual_variant
 from .markup import Markup, join, tag
-from .shades import SHADES
-from .svg import first_phases, short
+from .svg import SHADES, first_phases, short
 
 if TYPE_CHECKING:
     from ...measure.profile import LayerRow

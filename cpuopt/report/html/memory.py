@@ -7,9 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ...program.arena import LABELS, PERSISTENT, gb
-from ...program.program import PARTS
 from .markup import Markup, join, tag
-from .svg import WIDTH, LinearScale, legend, picture, rect
+from .svg import WIDTH, LinearScale, legend, phase_bars, picture, rect
 
 if TYPE_CHECKING:
     from ...program.arena import ArenaPlan
@@ -72,7 +71,9 @@ def _pool(plan: ArenaPlan, calls: Sequence[Call], pooled: Sequence[Value], group
     parts.append(
         tag("text", "calls of the program, in order", x=WIDTH - 10, y=BOTTOM + 40, text_anchor="end", class_="name")
     )
-    parts += _phases(calls, x)
+    runs = [[*run] for _, run in groupby(range(len(calls)), key=lambda i: calls[i].phase)]
+    phases = ((calls[r[0]].phase, r[0], r[-1] + 1, f"{calls[r[0]].phase}: calls {r[0]} to {r[-1]}") for r in runs)
+    parts += phase_bars(phases, x, BOTTOM + 4, BOTTOM + 22)
     last = len(calls) - 1
     for v in pooled:
         born, died = (min(max(i, 0), last) for i in plan.lifetimes[v])
@@ -81,15 +82,3 @@ def _pool(plan: ArenaPlan, calls: Sequence[Call], pooled: Sequence[Value], group
         tip += f": {calls[born].op.name} in {calls[born].layer} to {calls[died].op.name} in {calls[died].layer}"
         parts.append(rect(x(born), x(died + 1), y(high), max(y(low) - y(high), 0.4), f"value {group(v)}", tip))
     return picture(BOTTOM + 46, "when and where in the pool each value lives", parts)
-
-
-def _phases(calls: Sequence[Call], x: LinearScale) -> list[Markup]:
-    """Draw the phases below the map."""
-    parts = []
-    for phase, run in groupby(range(len(calls)), key=lambda i: calls[i].phase):
-        first, *more = run
-        end = first + 1 + len(more)
-        parts.append(rect(x(first), x(end) - 1, BOTTOM + 4, 5, PARTS[phase], f"{phase}: calls {first} to {end - 1}"))
-        if x(end) - x(first) > 7 * len(phase):
-            parts.append(tag("text", phase, x=x(first), y=BOTTOM + 22, class_="tick"))
-    return parts

@@ -11,7 +11,6 @@ from importlib.resources import files
 from string import Template
 
 from .markup import Markup, escape, join, tag
-from .shades import shades
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ def page(title: str, head: Markup, sections: Sequence[Section]) -> str:
     """Put a page together."""
     links = tag("nav", [tag("a", s.heading, href=f"#{s.key}") for s in sections])
     cards = [tag("section", tag("h2", s.heading), s.body, id=s.key) for s in sections]
-    style, script = f"{_file('page.css')}{shades()}", _file("page.js")
+    style, script = _file("page.css"), _file("page.js")
     return Template(_file("page.html")).substitute(
         title=escape(title),
         body=join(head, links if sections else None, cards),

@@ -10,7 +10,7 @@ from ...measure.scaling import MEANING, REASONS, Row
 from ...wording import count
 from .markup import Markup, join, tag
 from .page import Section, page
-from .svg import WIDTH, LogScale, axes, legend, path, picture
+from .svg import WIDTH, LogScale, axes, legend, lines, picture
 
 LEFT, TOP, HEIGHT = 62, 30, 360
 
@@ -39,20 +39,20 @@ def report(s: Scaling) -> str:
 def speedup(s: Scaling) -> Markup:
     """Draw the speedup of the step over threads, beside a perfect one."""
     one = s.step.ms[1]
-    lines = {
+    drawn = {
         "perfect": {n: float(n) for n in (*s.threads, *s.projected)},
         "measured": {n: one / ms for n, ms in s.step.ms.items()},
         "predicted": {n: one / ms for n, ms in s.step.predicted_ms.items()},
     }
-    most = max(2.0, *lines["perfect"].values(), *(v for line in lines.values() for v in line.values()))
-    x, y = LogScale(1, most, LEFT, WIDTH - 20), LogScale(min(1.0, *lines["measured"].values()), most, HEIGHT - 45, TOP)
-    parts = axes(x, y, "threads", "speedup", whole=True)
-    for i, (name, line) in enumerate(lines.items()):
-        parts.append(path([(x(n), y(v)) for n, v in line.items()], f"line line{i}"))
-        for n, v in line.items():
-            tip = tag("title", f"{count(n, 'thread')}, {name}\n{v:.2f} times one thread")
-            parts.append(tag("circle", tip, cx=x(n), cy=y(v), r=5, class_="ask"))
-    colours = legend(((f"line{i}", name) for i, name in enumerate(lines)), "line")
+    speedups = [v for line in drawn.values() for v in line.values()]
+    most = max(2.0, *speedups)
+    x, y = LogScale(1, most, LEFT, WIDTH - 20), LogScale(min(speedups), most, HEIGHT - 45, TOP)
+    series = [
+        (f"line line{i}", [(n, v, f"{count(n, 'thread')}, {name}\n{v:.2f} times one thread") for n, v in line.items()])
+        for i, (name, line) in enumerate(drawn.items())
+    ]
+    parts = [*axes(x, y, "threads", "speedup", drawn["perfect"]), *lines(x, y, series)]
+    colours = legend(((f"line{i}", name) for i, name in enumerate(drawn)), "line")
     return join(colours, picture(HEIGHT, "speedup over threads", parts))
 
 
@@ -63,7 +63,7 @@ def ops(s: Scaling) -> Markup:
     names += [f"predicted, {n}" for n in s.projected]
     rows = [tag("tr", [tag("td", cell) for cell in _cells(r, most, s)]) for r in (*s.ops, s.step)]
     meaning = [tag("li", tag("b", reason), f": {what}") for reason, what in MEANING.items()]
-    table = tag("table", tag("tr", [tag("th", name) for name in names]), rows)
+    table = tag("table", tag("tr", [tag("th", name) for name in names]), rows, class_="sums")
     return join(table, tag("p", f"ms lost on {count(most, 'thread')}, by reason:", class_="note"), tag("ul", meaning))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
 from ...program.program import PARTS
+from .labels import CHAR
 from .markup import Markup, tag
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 WIDTH = 1080
 """Width of a picture in its own units; the page scales it to its own width."""
+SHADES = 9
+"""The darkest of the page's classes of shades, ``s0`` to ``s9``."""
+Points = Sequence[tuple[float, float, str]]
+"""Places in the units of the scales, each with its tooltip."""
 
 
 def first_phases(layers: Sequence[LayerRow]) -> dict[str, str]:
@@ -81,16 +86,44 @@ def picture(height: float, label: str, *children: object) -> Markup:
     return tag("div", tag("svg", *children, viewBox=size, role="img", aria_label=label), class_="picture")
 
 
-def axes(x: LinearScale, y: LinearScale, x_name: str, y_name: str, whole: bool = False) -> list[Markup]:
-    """Draw a grid with numbers at the scales' ticks. `whole`: x has whole numbers only."""
-    xs = [t for t in x.ticks() if not whole or t == round(t)]
-    grid = [tag("line", x1=x(t), x2=x(t), y1=y.start, y2=y.end, class_="grid") for t in xs]
-    grid += [tag("line", x1=x.start, x2=x.end, y1=y(t), y2=y(t), class_="grid") for t in y.ticks()]
-    words = [tag("text", tick(t), x=x(t), y=y.start + 16, text_anchor="middle", class_="tick") for t in xs]
-    words += [tag("text", tick(t), x=x.start - 8, y=y(t) + 4, text_anchor="end", class_="tick") for t in y.ticks()]
+def axes(x: LinearScale, y: LinearScale, x_name: str, y_name: str, xs: Iterable[float] | None = None) -> list[Markup]:
+    """Draw a grid with numbers at round ticks, or along x at some of `xs`; numbers that would meet are left out."""
+    across = [*(x.ticks() if xs is None else xs)]
+    across = _apart(across, x, CHAR * max((len(tick(t)) for t in across), default=0) + 6)
+    up = _apart(y.ticks(), y, 14)
+    grid = [tag("line", x1=x(t), x2=x(t), y1=y.start, y2=y.end, class_="grid") for t in across]
+    grid += [tag("line", x1=x.start, x2=x.end, y1=y(t), y2=y(t), class_="grid") for t in up]
+    words = [tag("text", tick(t), x=x(t), y=y.start + 16, text_anchor="middle", class_="tick") for t in across]
+    words += [tag("text", tick(t), x=x.start - 8, y=y(t) + 4, text_anchor="end", class_="tick") for t in up]
     words.append(tag("text", x_name, x=x.end, y=y.start + 34, text_anchor="end", class_="name"))
     words.append(tag("text", y_name, x=x.start, y=y.end - 10, class_="name"))
     return [*grid, *words]
+
+
+def _apart(ticks: Iterable[float], scale: LinearScale, room: float) -> list[float]:
+    """Leave out ticks that are nearer to the last one than the room of a number."""
+    found: list[float] = []
+    for t in ticks:
+        if not found or abs(scale(t) - scale(found[-1])) >= room:
+            found.append(t)
+    return found
+
+
+def lines(x: LinearScale, y: LinearScale, series: Sequence[tuple[str, Points]]) -> list[Markup]:
+    """Draw a line through the points of each class, and over all lines a spot with each point's tooltip, if any."""
+    drawn = [path([(x(a), y(b)) for a, b, _ in points], class_) for class_, points in series]
+    tips = [(a, b, tip) for _, points in series for a, b, tip in points if tip]
+    return drawn + [tag("circle", tag("title", tip), cx=x(a), cy=y(b), r=5, class_="ask") for a, b, tip in tips]
+
+
+def phase_bars(
+    runs: Iterable[tuple[str, float, float, str]], x: LinearScale, bar_y: float, text_y: float
+) -> Iterator[Markup]:
+    """Draw phases along x, each from its start to its end; its tooltip is written beside it if there is room."""
+    for phase, start, end, tip in runs:
+        yield rect(x(start), x(end), bar_y, 6, PARTS[phase], tip)
+        if x(end) - x(start) > 7 * len(tip):
+            yield tag("text", tip, x=x(start), y=text_y, class_="name")
 
 
 def tick(t: float) -> str:

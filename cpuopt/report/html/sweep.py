@@ -14,17 +14,15 @@ from .labels import CHAR
 from .listing import Column, listing, rate
 from .markup import Markup, join, tag
 from .page import Section, colours, page
-from .svg import LinearScale, LogScale, legend, path, short, tick
+from .svg import LinearScale, LogScale, Points, axes, legend, lines, short
 
-WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 360, 250, 46, 12, 40, 40
+WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 360, 250, 46, 32, 40, 40
 """A panel, and the room around its frame."""
 LINES = 6
 """The number of colours of lines."""
 SPAN = 20.0
 """The ratio of the largest to the least value from which an axis is logarithmic."""
 NAMESPACE = "http://www.w3.org/2000/svg"
-Points = Sequence[tuple[float, float, str]]
-"""Sizes, values and tooltips."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,13 @@ def picture(c: Mapping[str, Any]) -> str:
         return tag("svg", tag("text", "no figures", x=8, y=20), xmlns=NAMESPACE, viewBox="0 0 200 30")
     unit, panels = _panels(c)
     scales, across = _scales(panels), 1 if len(panels) < 3 else 2
-    names, x, y = list[Markup](), LEFT, 46.0
-    for class_, name in _names(c):
-        wide = 26 + CHAR * len(name) + 14
-        if x > LEFT and x + wide > across * WIDE:
-            x, y = LEFT, y + 18
+    texts, names = _names(c), list[Markup]()
+    cell = 40 + CHAR * max(len(name) for _, name in texts)
+    beside = max(1, int((across * WIDE - LEFT) // cell))
+    for i, (class_, name) in enumerate(texts):
+        x, y = LEFT + i % beside * cell, 46 + i // beside * 18
         names.append(tag("line", x1=x, x2=x + 20, y1=y - 4, y2=y - 4, class_=f"line {class_}"))
         names.append(tag("text", name, x=x + 26, y=y))
-        x += int(wide)
     top, parts = y + 4, list[Markup]()
     for i, p in enumerate(panels):
         at = f"translate({i % across * WIDE} {top + i // across * HIGH:g})"
@@ -96,24 +93,24 @@ def _panels(c: Mapping[str, Any]) -> tuple[str, list[Panel]]:
     computes = 2 * sum(r["warm"]["roof"] in PEAKS for r in rows) > len(rows)
     unit, work, key = ("GFLOP/s", "flops", "gflops") if computes else ("GB/s", "bytes", "gbs")
     others = [s for s in c["over"] if s != along]
-    found = []
+    panels = []
     for at in dict.fromkeys(tuple(r["sizes"][s] for s in others) for r in rows):
         mine = [r for r in rows if tuple(r["sizes"][s] for s in others) == at]
-        lines: list[tuple[str, Points]] = []
+        found: list[tuple[str, Points]] = []
         for caches in ("cold", "warm"):
             roof = {r["sizes"][along]: (r[work] / r[caches]["roof_ns"], r[caches]["roof"]) for r in mine}
             points = [
                 (n, v, f"{along}={n}\n{name} roof, {caches}\n{short(v)} {unit}")
                 for n, (v, name) in sorted(roof.items())
             ]
-            lines.append((f"roof {caches}", points))
+            found.append((f"line roof {caches}", points))
         for i, variant in enumerate(_variants(c)):
             for caches in ("cold", "warm"):
                 own = [(r["sizes"][along], r[caches]) for r in mine if r["variant"] == variant]
                 points = [(n, x[key], _tip(along, n, variant, caches, x)) for n, x in own]
-                lines += [(f"line line{i % LINES} {caches}", points)] * bool(points)
-        found.append(Panel(text_of(dict(zip(others, at, strict=True))), lines))
-    return unit, found
+                found += [(f"line line{i % LINES} {caches}", points)] * bool(points)
+        panels.append(Panel(text_of(dict(zip(others, at, strict=True))), found))
+    return unit, panels
 
 
 def _tip(along: str, n: int, variant: str, caches: str, x: Mapping[str, Any]) -> str:
@@ -145,36 +142,8 @@ def _scales(panels: Sequence[Panel]) -> tuple[LinearScale, LinearScale]:
 def _panel(panel: Panel, x: LinearScale, y: LinearScale, unit: str, c: Mapping[str, Any]) -> Markup:
     """Draw a panel in a box of `WIDE` times `HIGH`."""
     sizes = sorted({n for _, line in panel.lines for n, _, _ in line})
-    ticks = y.ticks(5)
-    parts = [tag("line", x1=x.start, x2=x.end, y1=y(t), y2=y(t), class_="grid") for t in ticks]
-    parts += [
-        tag("text", tick(t), x=x.start - 6, y=y(t) + 4, text_anchor="end", class_="tick") for t in _apart(ticks, y)
-    ]
-    edge = -1.0
-    for n in sizes:
-        half = CHAR * len(f"{n:,.0f}") / 2
-        middle = min(max(x(n), LEFT - 30 + half), WIDE - 2 - half)
-        if middle - half > edge:
-            parts.append(tag("line", x1=x(n), x2=x(n), y1=y.start, y2=y.start + 4, class_="mark"))
-            parts.append(tag("text", f"{n:,.0f}", x=middle, y=y.start + 17, text_anchor="middle", class_="tick"))
-            edge = middle + half + 6
-    parts.append(tag("text", _axis(c), x=x.end, y=y.start + 33, text_anchor="end", class_="name"))
-    parts.append(tag("text", unit, x=6, y=y.end - 12, class_="name"))
-    parts.append(tag("text", panel.title, x=x.end, y=y.end - 12, text_anchor="end", class_="name"))
-    for class_, line in panel.lines:
-        parts.append(path([(x(n), y(v)) for n, v, _ in line], class_ if "line" in class_ else f"line {class_}"))
-    for _, line in panel.lines:
-        parts += [tag("circle", tag("title", tip), cx=x(n), cy=y(v), r=5, class_="ask") for n, v, tip in line]
-    return join(parts)
-
-
-def _apart(ticks: Sequence[float], y: LinearScale) -> list[float]:
-    """Leave out ticks whose numbers would meet."""
-    found: list[float] = []
-    for t in ticks:
-        if not found or abs(y(t) - y(found[-1])) >= 14:
-            found.append(t)
-    return found
+    title = tag("text", panel.title, x=x.end, y=y.end - 10, text_anchor="end", class_="name")
+    return join(axes(x, y, _axis(c), unit, sizes), title, lines(x, y, panel.lines))
 
 
 def _table(c: Mapping[str, Any]) -> Markup:
@@ -199,7 +168,7 @@ def _style() -> Markup:
     rules = """
 text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink2) } .tick { font-size: 11px }
 .name { fill: var(--ink) } .title { font-size: 15px; font-weight: 600; fill: var(--ink) } .back { fill: var(--card) }
-.grid { stroke: var(--grid) } .mark { stroke: var(--ink2) } .ask { fill: transparent }
+.grid { stroke: var(--grid) } .ask { fill: transparent }
 .line { fill: none; stroke-width: 2px; stroke-linejoin: round } .cold { stroke-dasharray: 5 4 }
 .line0 { stroke: var(--forward) } .line1 { stroke: var(--backward) } .line2 { stroke: var(--update) }
 .line3 { stroke: var(--violet) } .line4 { stroke: var(--yellow) } .line5 { stroke: var(--pink) }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...program.program import PARTS, block_of
+from .labels import shortened
 from .markup import Markup, join, tag
-from .svg import WIDTH, LinearScale, legend, picture, rect, short, tick
+from .svg import WIDTH, LinearScale, legend, phase_bars, picture, rect, short, tick
 
 if TYPE_CHECKING:
     from ...measure.profile import StepTimes
@@ -28,8 +29,15 @@ def timeline(step: StepTimes) -> Markup:
     parts += [tag("text", tick(t), x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
     parts.append(tag("text", "ms", x=WIDTH - 10, y=bottom + 32, text_anchor="end", class_="name"))
     for name, i in rows.items():
-        parts.append(tag("text", shortened(name), x=LEFT - 10, y=TOP + ROW * i + 13, text_anchor="end", class_="row"))
-    parts += _phases(step, x, bottom)
+        parts.append(
+            tag("text", shortened(name, 18), x=LEFT - 10, y=TOP + ROW * i + 13, text_anchor="end", class_="row")
+        )
+    runs = [
+        (bounds[0].call.phase, *(int(t) - step.start for t in (marks[0], marks[-1])))
+        for bounds, marks in step.runs
+        if bounds
+    ]
+    parts += phase_bars(((p, a / 1e6, b / 1e6, f"{p} {short((b - a) / 1e6)} ms") for p, a, b in runs), x, 26, 18)
     for bound, start, end in calls:
         c = bound.call
         tip = f"{c.layer}\n{bound.kernel.name}\n{short((end - start) / 1e6)} ms, from {short(start / 1e6)} ms"
@@ -38,22 +46,3 @@ def timeline(step: StepTimes) -> Markup:
     title = f"Step {step.number}, the lower quartile: {short((step.end - step.start) / 1e6)} ms"
     colours = legend((p, p) for p in dict.fromkeys(PARTS.values()))
     return join(tag("p", title, class_="note"), colours, picture(bottom + 38, "time of each call of a step", parts))
-
-
-def _phases(step: StepTimes, x: LinearScale, bottom: float) -> list[Markup]:
-    """Draw the phases above the rows; with its name if there is space for it."""
-    parts = []
-    for bounds, marks in step.runs:
-        if bounds:
-            start, end = ((int(t) - step.start) / 1e6 for t in (marks[0], marks[-1]))
-            phase = bounds[0].call.phase
-            text = f"{phase} {short(end - start)} ms"
-            parts.append(rect(x(start), x(end), 26, 6, PARTS[phase], text))
-            if x(end) - x(start) > 7 * len(text):
-                parts.append(tag("text", text, x=x(start), y=18, class_="name"))
-    return parts
-
-
-def shortened(name: str, most: int = 18) -> str:
-    """Cut a name that is too long for its column."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
