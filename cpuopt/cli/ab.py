@@ -94,23 +94,19 @@ def run(args: argparse.Namespace) -> int:
         for label, size, sizes in jobs:
             for n in counts:
                 child.say = lambda text, at=f"{label}, {n} threads: ": say(at + text)
-                job = {k: getattr(args, k) for k in ("model", "data", "variant", "dtype")} | {"kernels": child.kernels}
+                job = common.picked(args, "model", "data", "variant", "dtype") | {"kernels": child.kernels}
                 results.append(
                     child.ask(
                         "ab",
-                        op=args.op,
                         variants=[args.a, args.b],
                         settings={**job, **size, "threads": n, "seed": args.seed},
                         sizes=sizes,
-                        layer=args.layer,
-                        in_step=args.in_step,
-                        flush=args.flush,
                         other=True,
-                        seed=args.seed,
                         analyses=analyses,
+                        **common.picked(args, "op", "layer", "in_step", "flush", "seed"),
                     )
                 )
-    asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "dtype", "layer", "in_step", "flush", "seed")}
+    asked = common.picked(args, "op", "a", "b", "model", "dtype", "layer", "in_step", "flush", "seed")
     asked["model"] = "" if jobs[0][2] else args.model
     content = {**asked, **summed(results), "results": results}
     path = common.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)

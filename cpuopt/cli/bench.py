@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from .. import models
 from ..errors import UserError
@@ -62,33 +61,24 @@ def run(args: argparse.Namespace) -> int:
 
     if args.suite and (args.sizes or args.model != models.DEFAULT):
         raise UserError("--suite: it has models and sizes of its own; leave --model and --sizes out")
+    same = ("model", "variant", "fuse", "recompute", "dtype", "moments", "weights", "rounds", "seed", "peer_python")
     plan = Plan(
-        model=args.model,
+        **common.picked(args, *same),
         sizes=own_sizes(args.model, parse_sizes(args.sizes)) if args.sizes else default_sizes(args.model),
         peers=tuple(dict.fromkeys(args.peer or ([] if args.against else ["torch-eager"]))),
         against=tuple(dict.fromkeys(args.against)),
-        variant=args.variant,
         swap=tuple(args.swap),
-        fuse=args.fuse,
-        recompute=args.recompute,
-        dtype=args.dtype,
-        moments=args.moments,
-        weights=args.weights,
         kernels=tuple(args.kernels),
         threads=args.threads or common.cores(),
-        rounds=args.rounds,
-        seed=args.seed,
-        peer_python=args.peer_python,
         processes=common.cores(),
     )
     common.check_targets(args)
     rows = [*suite.plans(plan)] if args.suite else [plan]
     for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
         if AUTO in (args.variant, *args.against):
-            more: dict[str, Any] = {"kernels": plan.kernels, "threads": plan.threads}
-            more |= {"dtype": plan.dtype or settings.FLAGS["dtype"].default}
-            more |= {"moments": plan.moments, "weights": plan.weights}
-            job = Settings(model=model, B=B, T=T, variant=AUTO, **more)
+            more = common.picked(plan, "kernels", "threads", "moments", "weights")
+            dtype = plan.dtype or settings.FLAGS["dtype"].default
+            job = Settings(model=model, B=B, T=T, variant=AUTO, dtype=dtype, **more)
             console.note(f"{model} {B}x{T}: {build_only(job).notes[0]}")
     with report.progress(sum(p.cost for p in rows)) as view:
         record = suite.run(rows, view, args.out) if args.suite else Bench(plan, view).run(args.out)

@@ -145,6 +145,11 @@ class Parser(argparse.ArgumentParser):
         return shown
 
 
+def picked(source: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of flags or of a plan, by name."""
+    return {name: getattr(source, name) for name in names}
+
+
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of a job that the flags of a verb give."""
     return {n: tuple(x) if isinstance(x, list) else x for n, x in vars(args).items() if n in FLAGS}

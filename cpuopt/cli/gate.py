@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..files import write_whole
+from ..files import write_text
 from . import common
 from .common import Parser, show, start_numba
 
@@ -54,6 +54,6 @@ def run(args: argparse.Namespace) -> int:
     with ended_by_sigterm(), console.saying() as say:
         found = gate.run(gate.GatePlan(args.base, args.head, args.slower, threads, **more), say)
     if args.markdown:
-        write_whole(args.markdown, [report.markdown(found).encode("utf-8", "replace")])
+        write_text(args.markdown, report.markdown(found))
     show(args, found, lambda: report.tables(found))
     return int(found["status"])

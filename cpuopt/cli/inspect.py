@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError
+from ..files import write_text
 from ..train import settings
 from . import common
 from .common import Parser, known_op, show, start_numba
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from ..lab.inspect import inspect
     from ..report import console
     from ..report import inspect as report
+    from ..report.html.machine_code import machine_code
 
     kernels.load_all(args.kernels)
     known_op("inspect", args.op)
@@ -57,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
             kernel.compile()  # what runs, with which the inspected code is compared
             shown.append(inspect(args.op, kernel.variant, args.kernels, args.parallel))
     if args.html:
-        from ..report.html.machine_code import write_machine_code
-
-        write_machine_code(args.html, shown)
+        write_text(args.html, machine_code(shown))
     if args.asm:
         print(shown[0].asm)
     else:

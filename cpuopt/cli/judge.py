@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     text, sizes = text_of(args.file) if args.file else "", (args.model, args.B, args.T)
     start_numba(args.threads)
     from .. import kernels, ops  # noqa: F401  (registers them)
-    from ..files import write_whole
+    from ..files import write_text
     from ..judge.desk import Desk, answer
     from ..lab.ab import op_named
     from ..report import console
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             found = desk.adopt(args.board, args.adopt, *sizes) if args.adopt else desk.board(args.board, *sizes)
         if args.html:
             boards = [desk.board(op, *sizes) for op in ([args.board] if args.board else ops.ALL)]
-            write_whole(args.html, [page.report(boards).encode("utf-8", "replace")])
+            write_text(args.html, page.report(boards))
     show(args, found, lambda: report.tables(found))
     return exit_status([found.get("verdict", "")])
 

@@ -22,7 +22,7 @@ import re
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import write_whole
+from ..files import write_text
 from ..files.outputs import check
 from ..train import settings
 from ..wording import nearest, plain
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if own and path.resolve().parent != folder.resolve():
         raise UserError(f"--out {path}: it imports {args.op} from {own.__file__}, so it must lie beside that file")
     check(path, "--out", new=True)
-    write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
+    write_text(path, starter(ops.ALL[args.op], args.variant))
     print(f"{path}\nnext: {next_step(ops.ALL[args.op], str(path))}")
     return 0
 
@@ -101,6 +101,6 @@ def _backward(args: argparse.Namespace) -> int:
         if args.plan:
             print(plain("\n".join(show.plan(one))) + "\n")
     if args.html:
-        write_whole(args.html, [show.html(made).encode("utf-8", "replace")])
+        write_text(args.html, show.html(made))
         print(plain(f"wrote {args.html}"))
     return 0

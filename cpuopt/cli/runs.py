@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 
 from ..files.outputs import Output, check_unread
-from .common import Parser, check_targets, known_op, show
+from .common import Parser, check_targets, known_op, picked, show
 
 
 def flags(p: Parser) -> None:
@@ -44,7 +44,7 @@ def flags(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    from ..files import write_whole
+    from ..files import write_text
     from ..lab import records
     from ..measure.rates import machine_id
     from ..report import console, html
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         check_targets(args)
     if args.what == "list":
         found = records.entries(args.runs)
-        rows = [{k: getattr(e, k) for k in ("name", "kind", "time", "what", "trouble")} for e in found]
+        rows = [picked(e, "name", "kind", "time", "what", "trouble") for e in found]
         show(args, {"runs": rows}, lambda: report.listing(found, args.runs))
     elif args.what == "history":
         found = records.entries(args.runs)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
                 if entry.kind == "train" and not (entry.path / "metrics.jsonl").is_file():
                     console.warn(f"{entry.path} has no metrics.jsonl: the report has no losses of the training steps")
                 if entry.kind == "sweep":
-                    write_whole(args.html, [sweep.report(entry.content).encode("utf-8", "replace")])
+                    write_text(args.html, sweep.report(entry.content))
                 else:
                     html.write_report(args.html, records.profile_in(entry), run=entry.path)
             show(args, entry.content, lambda: report.shown(entry, detail=args.detail))

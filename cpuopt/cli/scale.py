@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError
+from ..files import write_text
 from ..train import settings
 from . import common
 from .common import Parser, settings_of, show, start_numba
@@ -78,5 +79,5 @@ def run(args: argparse.Namespace) -> int:
     show(args, found, lambda: report.tables(found, detail=args.detail))
     common.keep(args.runs, "scale", found.model, to_json(found))
     if args.html:
-        page.write_report(args.html, found)
+        write_text(args.html, page.report(found))
     return 0

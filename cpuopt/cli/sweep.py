@@ -12,8 +12,6 @@ Examples::
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
 from ..check.result import exit_status
 from ..errors import UNCHECKED, WRONG
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     over = sweep.parse_all(args.over)
     fixed = common.sizes_by_symbol(args.sizes)[0] if args.sizes else {}
     start_numba(args.threads)
-    from ..files import write_whole
+    from ..files import write_text
     from ..isolate.child import Child
     from ..kernels import registry
     from ..lab import checked, worker
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from ..report.html import sweep as page
 
     common.check_targets(args)
-    job: dict[str, Any] = {k: getattr(args, k) for k in ("model", "B", "T", "dtype")}
+    job = common.picked(args, "model", "B", "T", "dtype")
     if args.op in ops.ALL and not is_own(args.model or ""):  # refused before kernels are loaded and roofs measured
         sweep.plan(ops.ALL[args.op], over, fixed, sized(Settings(**job)), args.layer)
     threads = args.threads or common.cores()
@@ -93,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     path = common.keep(args.runs, "sweep", args.op, content)
     for file, make in (args.csv, sweep.csv), (args.svg, page.picture), (args.html, page.report):
         if file:
-            write_whole(Path(file), [make(content).encode("utf-8", "replace")])
+            write_text(file, make(content))
     show(args, {**content, "path": path}, lambda: report.tables(content, path))
     status = exit_status([WRONG] * bool(found.refused) + [UNCHECKED] * bool(found.late))
     return status or (0 if found.finished else 130)

@@ -71,6 +71,11 @@ def write_synced(path: Path, parts: Iterable[Content]) -> None:
         os.fsync(file.fileno())
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text by `write_whole`; what UTF-8 cannot hold becomes a question mark."""
+    write_whole(path, [text.encode("utf-8", "replace")])
+
+
 def write_whole(path: Path, parts: Iterable[Content]) -> None:
     """Write a file so that, whenever the machine stops, `path` holds either all of it or what it held before.
 

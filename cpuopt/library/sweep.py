@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import ops
 from ..errors import UserError
-from ..files import write_whole
+from ..files import write_text
 from ..files.outputs import check
 from ..kernels import registry
 from ..kernels.toolkit.threads import cores
@@ -54,7 +54,7 @@ class SweepReport(Report):
 
     def _write(self, path: str | Path, what: str, text: str) -> None:
         check(Path(path), what)
-        write_whole(Path(path), [text.encode("utf-8", "replace")])
+        write_text(Path(path), text)
 
 
 def _ask(do: str, **more: Any) -> dict[str, Any]:

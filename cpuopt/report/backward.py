@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..ad.emit import written
 from ..ad.kernel import Assign, For, If, flat
-from .html.markup import Markup, join, tag
+from .html.markup import Markup, tag
+from .html.page import Section, page
 
 if TYPE_CHECKING:
     from ..ad import Backward
@@ -47,33 +48,17 @@ def plan(made: Backward) -> list[str]:
     return [f"{line:5}  {code:<{width}}  {what}" for line, code, what in rows]
 
 
-STYLE = """
-body { font: 13px/1.45 ui-monospace, monospace; margin: 1.5em; color: #222; background: #fff }
-h1 { font: 600 16px system-ui, sans-serif } section { display: flex; gap: 2em; align-items: flex-start }
-pre { margin: 0; overflow-x: auto } pre.forward { position: sticky; top: 1em }
-span { display: block; padding: 0 .5em; white-space: pre } span.on { background: #ffe9a8 }
-span.primal { color: #777 } span.record { color: #a33 } span i { color: #999; font-style: normal }
-"""
-SCRIPT = """
-for (const line of document.querySelectorAll("span[data-line]"))
-  for (const [event, on] of [["mouseenter", true], ["mouseleave", false]])
-    line.addEventListener(event, () => line.closest("section")
-      .querySelectorAll(`span[data-line="${line.dataset.line}"]`).forEach(x => x.classList.toggle("on", on)))
-"""
-
-
-def html(pages: Iterable[Backward]) -> str:
-    """Write a page with forward and backward side by side; pointing at a line marks those that belong to it."""
-    parts = []
-    for made in pages:
+def html(found: Iterable[Backward]) -> str:
+    """Make a page with forward and backward side by side; pointing at a line marks those that belong to it."""
+    sections = []
+    for made in found:
         k = made.plan.kernel
         left = [_span(n, None, tag("i", f"{n:4}"), f" {code}") for n, code in sorted(k.source.items())]
         right = [_span(s.line, s.role, code) for s, code in written(made.body)]
-        columns = tag("pre", left, class_="forward"), tag("pre", right)
-        parts.append(join(tag("h1", f"{k.name} and {made.name}"), tag("section", *columns)))
-    head = tag("meta", charset="utf-8"), tag("title", "Generated backward kernels"), tag("style", Markup(STYLE))
-    page = tag("html", head, tag("body", parts, tag("script", Markup(SCRIPT))), lang="en")
-    return f"<!doctype html>{page}\n"
+        columns = tag("pre", left, class_="start"), tag("pre", right)
+        sections.append(Section(made.name, f"{k.name} and {made.name}", tag("div", columns, class_="linked")))
+    title = "Generated backward kernels"
+    return page(title, tag("h1", title), sections)
 
 
 def _span(line: int, role: str | None, *code: str) -> Markup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import floor, log10
 from typing import Any
 
@@ -68,15 +68,11 @@ class Words(Table):
             if names:
                 above = Text(" " * gap, style).join(t for t in texts[:names] if t)
                 yield from unbroken(above, options.max_width) if above else ()
-            boxes = [
-                console.render_lines(
-                    text,
-                    options.update(width=width, justify=c.justify, overflow="fold", no_wrap=False, height=None),
-                    style=console.get_style(style),
-                )
-                for text, c, width in zip(texts[names:], columns[names:], widths, strict=True)
-            ]
-            for line in _beside(boxes, widths, gap):
+            row = Table.grid(padding=(0, gap, 0, 0))
+            for c, width in zip(columns[names:], widths, strict=True):
+                row.add_column(justify=c.justify, width=width, overflow="fold")
+            row.add_row(*texts[names:], style=style)
+            for line in console.render_lines(row, options.update(width=options.max_width, height=None), pad=False):
                 yield from _stripped([Segment(" " * INDENT * bool(names)), *line])
                 yield Segment.line()
         if self.caption:
@@ -114,15 +110,6 @@ def _shared(sizes: Sequence[tuple[int, int]], room: int) -> list[int]:
         left = max(0, room - sum(widths))
         widths[i] += min(sizes[i][1] - widths[i], left // (len(wanting) - done))
     return widths
-
-
-def _beside(boxes: Sequence[list[list[Segment]]], widths: Sequence[int], gap: int) -> Iterator[list[Segment]]:
-    """Put the lines of cells beside each other."""
-    for i in range(max(map(len, boxes))):
-        line: list[Segment] = []
-        for box, width in zip(boxes, widths, strict=True):
-            line += [*(box[i] if i < len(box) else [Segment(" " * width)]), Segment(" " * gap)]
-        yield line
 
 
 def unbroken(text: Text, width: int) -> list[Text]:

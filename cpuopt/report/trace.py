@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import write_whole
+from ..files import write_text
 from ..program.program import Value
 from ..wording import count
 
@@ -38,7 +38,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
     about = {"model": profile.model, "variant": profile.variant, "swaps": ", ".join(profile.swaps)} | profile.versions
     events = trace_events(profile.raw[-steps:], header)
     content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    write_whole(path, [json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")])
+    write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False))
 
 
 def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[dict[str, Any]]:

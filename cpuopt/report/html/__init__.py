@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...check.result import MARGINAL
-from ...files import write_whole
+from ...files import write_text
 from ...lab.records import Point, losses
 from ...measure.profile import peaks
 from ...measure.quartile import apart, lower_quartile
@@ -45,7 +45,7 @@ def write_report(path: Path, profile: Profile, engine: Engine | None = None, run
     UserError
         If the file cannot be written.
     """
-    write_whole(path, [report(profile, engine, losses(run) if run else None).encode("utf-8", "replace")])
+    write_text(path, report(profile, engine, losses(run) if run else None))
 
 
 def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, Sequence[Point]] | None = None) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...files import write_whole
 from ...measure.lines import definitions
 from ...wording import count
 from ..inspect import ROWS
@@ -40,17 +39,6 @@ class FunctionSource:
     def span(self) -> range:
         """The numbers of its lines."""
         return range(self.first, self.first + len(self.lines))
-
-
-def write_machine_code(path: Path, found: Sequence[Inspection]) -> None:
-    """Write the page, whole or not at all.
-
-    Raises
-    ------
-    UserError
-        If the file cannot be written.
-    """
-    write_whole(path, [machine_code(found).encode("utf-8", "replace")])
 
 
 def machine_code(found: Sequence[Inspection]) -> str:

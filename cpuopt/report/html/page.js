@@ -53,6 +53,14 @@
     });
   }
 
+  // a line of a generated backward, and those that belong to it
+  for (const line of document.querySelectorAll("[data-line]")) {
+    const same = line.closest("section").querySelectorAll(`[data-line="${line.dataset.line}"]`);
+    const mark = (on) => same.forEach((x) => x.classList.toggle("on", on));
+    line.addEventListener("mouseenter", () => mark(true));
+    line.addEventListener("mouseleave", () => mark(false));
+  }
+
   // a picture or table that is wider than its place says so; on a phone most are
   const boxes = [...document.querySelectorAll(".picture, .scroll")];
   const mark = () => boxes.forEach((box) => box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1));

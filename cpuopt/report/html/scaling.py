@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from ...files import write_whole
 from ...lab.scale import Scaling
 from ...measure.scaling import MEANING, REASONS, Row
 from ...wording import count
@@ -13,17 +10,6 @@ from .page import Section, page
 from .svg import WIDTH, LogScale, axes, legend, lines, picture
 
 LEFT, TOP, HEIGHT = 62, 30, 360
-
-
-def write_report(file: Path, s: Scaling) -> None:
-    """Write the page, whole or not at all.
-
-    Raises
-    ------
-    UserError
-        If the file cannot be written.
-    """
-    write_whole(file, [report(s).encode("utf-8", "replace")])
 
 
 def report(s: Scaling) -> str:
