@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from verbs import SQUARES, flags_of, strict
+from verbs import SQUARES, flags_of, process, strict
 
 from cpuopt import __version__, cli, ops
 from cpuopt.building import build
@@ -38,7 +38,6 @@ def residual_forward(out, inp1, inp2):
 """
 pytestmark = pytest.mark.usefixtures("here", "measured")
 CORES = common.cores()
-ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
 
 
 @pytest.fixture
@@ -54,12 +53,6 @@ def run(capsys):
         return out
 
     return run
-
-
-def cpuopt(*flags, **kw):
-    """Run the command in a process of its own, as a user does."""
-    command = [sys.executable, *kw.pop("python", ()), "-m", "cpuopt", *flags]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **kw)
 
 
 def unique_kernel():
@@ -85,7 +78,7 @@ for words in (["-h"], ["train", "-h"], ["data", "list"], ["--completion", "zsh"]
 
 
 def test_help_lists_the_verbs_and_imports_nothing_heavy():
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env=ENVIRONMENT)
+    done = process(code=IMPORTS)
     assert done.returncode == 0, done.stderr
     assert {*VERBS} <= {*re.findall(r"^  ([\w-]+)(?: |$)", done.stdout, re.M)}
     assert all(flag in done.stdout for flag in ("--model", "--swap", "--kernels", "--fuse", "--threads", "--run NAME"))
@@ -329,7 +322,7 @@ def test_kernels_are_listed(run):
 def test_kernels_are_compiled_for_the_next_command(capsys):
     job = ["kernels", "residual", "--compile", *unique_kernel()[:2]]
     assert cli.main(job) == 0
-    first, second = capsys.readouterr(), cpuopt(*job)
+    first, second = capsys.readouterr(), process(*job)
     told = [re.fullmatch(r"(\d+) kernels compiled, (\d+) were there\n", out) for out in (first.out, second.stdout)]
     (compiled, there), again = (map(int, m.groups()) for m in told)
     assert compiled >= 1
@@ -354,7 +347,7 @@ def test_data_list(run):
 def test_more_threads_than_cores():
     more = CORES + 2
     job = ["--model", "gpt2-tiny", "-B", "1", "-T", "8", "--steps", "1", "--val-every", "0"]
-    done = cpuopt("train", *job, "--threads", str(more), "--json")
+    done = process("train", *job, "--threads", str(more), "--json")
     assert done.returncode == 0, done.stderr
     assert strict(done.stdout)["threads"] == more
     assert f"warning: {more} threads on {CORES} cores" in done.stderr

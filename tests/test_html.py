@@ -363,34 +363,17 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
     assert all(op in tree.one("section", id="roofline").text for op in none)
 
 
-def overlaps(texts):
-    """Pairs of texts that overlap, each given as its text and the four corners of its box, however it is turned."""
-
-    def apart(a, b):  # a line along a side of either box separates two boxes that do not overlap
-        axes = [(1, 0), (0, 1)]
-        axes += [(c[i + 1][0] - c[i][0], c[i + 1][1] - c[i][1]) for c in (a, b) for i in (0, 1)]
-        for x, y in axes:
-            p, q = ([x * u + y * v for u, v in box] for box in (a, b))
-            if max(p) <= min(q) or max(q) <= min(p):
-                return True
-        return False
-
-    return [(t, u) for i, (t, a) in enumerate(texts) for u, b in texts[:i] if not apart(a, b)]
-
-
-def boxes(svg):
-    """The texts of a roofline with the corners of their boxes, in fonts of known width."""
-    shift = {"middle": 0.5, "end": 1.0}
-    found = []
+def overlaps(svg):
+    """Pairs of texts that overlap, in fonts of known width: points on their middle lines are less than a line apart."""
+    spots = []
     for e in svg.all("text"):
-        char = labels.CHAR if e.attrs["class"] in ("point-name", "roof-name") else 7.2
-        width, x, y = char * len(e.text), float(e.attrs["x"]), float(e.attrs["y"])
-        x -= width * shift.get(e.attrs.get("text-anchor"), 0)
+        width = len(e.text) * (labels.CHAR if e.attrs["class"] in ("point-name", "roof-name") else 7.2)
+        along = np.arange(3, width - 2, 3) - width * {"middle": 0.5, "end": 1.0}.get(e.attrs.get("text-anchor"), 0)
         turn = np.radians(float(re.findall(r"rotate\((\S+)", e.attrs.get("transform", "rotate(0 "))[0]))
-        matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
-        corners = [(0, -9), (width, -9), (width, 3), (0, 3)]
-        found.append((e.text, [tuple(np.array([x, y]) + matrix @ c) for c in corners]))
-    return found
+        middle = np.stack([along * np.cos(turn) + 3 * np.sin(turn), along * np.sin(turn) - 3 * np.cos(turn)], axis=1)
+        spots.append((e.text, middle + np.array([float(e.attrs["x"]), float(e.attrs["y"])])))
+    pairs = ((t, u, np.abs(a[:, None] - b) < (3, 11)) for i, (t, a) in enumerate(spots) for u, b in spots[:i])
+    return [(t, u) for t, u, near in pairs if near.all(axis=-1).any()]
 
 
 NAMES = [f"{kind}_{part}" for kind in ("matmul_gelu", "attention", "adamw") for part in ("forward", "backward_input")]
@@ -422,13 +405,12 @@ def test_no_two_names_of_the_roofline_overlap(profile, name, roofs):
     given |= {"two peaks": replace(ROOFS, bf16_gflops=1e4), "equal peaks": replace(ROOFS, bf16_gflops=5.01e3)}
     types = ("bfloat16", "float32") if "peaks" in roofs else ("float32",)
     section = read(roofline(crowded(profile, HARD[name], given[roofs], types)))
-    flat = [t for t, _ in boxes(section.one("svg")) if t.split()[0] in ("FMA", "bf16")]
+    texts = [e.text for e in section.one("svg").all("text")]
+    flat = [text for text in texts if text.split()[0] in ("FMA", "bf16")]
     assert len(flat) == {"no roofs": 0, "two peaks": 2, "equal peaks": 2}.get(roofs, 1)
-    texts = boxes(section.one("svg"))
-    assert overlaps(texts) == []
-    named = {t for t, _ in texts}
+    assert overlaps(section.one("svg")) == []
     ids = [c.text.splitlines()[0] for c in section.all("circle") if "layer" not in c.attrs["class"].split()]
-    left_out = [i for i in ids if labels.shortened(i) not in named]
+    left_out = [i for i in ids if labels.shortened(i) not in texts]
     assert all(i in section.text.partition("Without a name")[2] for i in left_out)
     assert not left_out or name == "too many"
 

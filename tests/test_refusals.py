@@ -4,14 +4,13 @@ import itertools
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_hostile_records import NASTY
-from verbs import ROOT, SQUARES, ran
+from verbs import SQUARES, process, ran
 
 from cpuopt import cli, ops
 from cpuopt.data.corpus import write_tokens
@@ -50,7 +49,6 @@ train JOB --threads <0 -1 4097> | | ^--threads <1>: expected 1 or more, up to 4,
 train JOB --seed <-1 9223372036854775808> | | ^--seed <1>: expected 0 or more, below 2**63
 train JOB --lr <0.0 -0.1 nan inf> | | ^--lr <1>: expected a positive number
 train JOB <--beta1 --beta2> <1.0 -0.1 nan> | | ^<1> <2>: expected 0 or more, and less
-train JOB --weight-decay <-0.1 nan inf> | | ^--weight-decay <1>: expected 0 or more
 train JOB -T 65 | | ^-T 65: gpt2-tiny has a context of 64 tokens; take -T 64 or less
 
 train JOB --model gpt2-tinny | | --model 'gpt2-tinny': no such preset; did you mean 'gpt2-tiny'?
@@ -58,31 +56,21 @@ train JOB --model '{"n_layer": 2' | | not JSON (Expecting ',' delimiter
 train JOB --model '{"\u001b[31m": 1}' | | unknown size
 train JOB --model '{"n_embd": 65, "n_head": 2}' | | model: n_embd = 65 is not a multiple of n_head = 2
 train JOB --model '{"n_layer": 0}' | | model: n_layer is 0; expected a whole number from 1 to 4096
-train JOB --model '{"n_layer": 9000000000000000000000000000000000000000000000000000000000000}' | | n_layer is 9000000
 train JOB --model '{"n_embd": 2147483648}' | | n_embd is 2147483648; expected a whole number from 1 to 2147483647
-train JOB --model '{"n_layer": "2"}' | | n_layer is '2'
-train JOB --model '{"n_layer": 2, "n_layer": 3}' | | 'n_layer' comes twice
 train JOB --model '{"vocab_size": null}' | | vocab_size is None
 train JOB --model '{"n_layer": 1, "block_size": 8}' | | -T 16: gpt2-custom has a context of 8 tokens
-train JOB --model '{"model": "llama", "max_position_embeddings": 8}' | |
-  take -T 8 or less, or a model with a longer context
 train JOB --model '{"model": "llama", "rope_factor": 8.0}' | |
   rope_factor is 8.0; rope_type = 'default' does not read it
-train JOB --model '{"model": "qwen3", "rope_type": "linear", "rope_high_freq_factor": 2.0}' | |
-  'linear' does not read it
 
 train JOB --config a.toml | a.toml: lr = BIG | lr is 1000000
-train JOB --config a.toml | a.toml: lr = 1\nlr = 2 | Cannot overwrite a value
 train JOB --config a.toml | a.toml: lr = '''\n\x1b[31m''' | expected TOML
 train JOB --config a.toml | a.toml: lrr = 0.1 | unknown 'lrr'; did you mean 'lr'?
 train JOB --config a.json | a.json: {"lr": 1, "lr": 2} | 'lr' comes twice
 train JOB --config a.json | a.json: {"lr": {"a": 1}} | lr is {'a': 1}; expected a number
 train JOB --config a.json | a.json: [] | it is a list
 train JOB --config a.toml | a.toml: local-steps = 2 | local_steps 2: this version has none; leave it out
-train JOB --config a.toml | a.toml: steps = '40' | steps is '40'; expected a whole number
 train JOB --config a.toml | a.toml: swap = [1] | swap[0] is 1; expected a text
 train JOB --config a.toml | a.toml: overfit = 1 | overfit is 1; expected true or false
-train JOB --config a.toml | a.toml: lr = | expected TOML
 train JOB --schedule wsd --steps <9 1> | |
   ^--schedule wsd: the last fifth of <1> steps is too short to decay; take 10 or more, or linear$
 train JOB --schedule wsd --steps 20 --warmup-steps 17 | | 17: expected 16 at most, behind which wsd decays
@@ -91,7 +79,6 @@ train JOB --total-batch <33554464 33554465 BIG> | |
 train --dry-run --resume | | --dry-run: plans a new run
 train JOB -T 8 --sample-every 1 --prompt BIG | | do not fit in the context of 64
 train JOB --config a.toml | a.toml: warmup_steps = 2 | --warmup-steps 2: expected less than the 2 steps
-train JOB --config a.toml | a.toml: lr_end = 2.0 | --lr-end 2.0: expected a share
 train JOB --config <nowhere.toml .> | | --config
 train JOB --dtype bf61 | | --dtype 'bf61': expected one of float32, bf16; did you mean 'bf16'?
 train JOB --weights bf16 | | --weights bf16: products read them so with --dtype bf16 alone
@@ -100,14 +87,11 @@ train JOB --model llama-tiny --base bf16 --lora r=2 | | --base bf16: products re
 train JOB --model llama-tiny --base int4 --lora r=2 | | --base 'int4': expected one of bf16, int8
 train JOB --model llama-tiny --base int8 --freeze *embed* | | base 'int8': no product inside a block
 train JOB --momentum 0.5 | | --momentum 0.5: adamw has no momentum; it has --lr, --beta1, --beta2, --eps, --weight-d
-train JOB --optimizer sgd --beta1 0.5 | | --beta1 0.5: sgd has no beta1; it has --lr, --momentum, --weight-de
-train JOB --optimizer sgd --momentum 1 | | --momentum 1.0: expected 0 or more, and less than 1
 train JOB --optimizer lyon | | --optimizer 'lyon': there is no such; did you mean 'lion'?
 bench --model gpt2-tiny --weights bf16 --against vanilla | | beside vanilla read float32
 bench BENCH --sizes=<4 4x x64 0x64 4x0 -1x4 4x64, 4x64x2 axb 4x٣ 1x99999999> | | ^--sizes '<1>': '…' is no size
 bench BENCH --sizes 1x65 | | --sizes 1x65: gpt2-tiny has a context of 64
 bench BENCH --rounds 1 | | --rounds 1: expected 2 or more
-bench BENCH --seed -1 | | --seed -1
 bench --peer fast | | --peer fast: expected one of torch-eager, …, torch-bf16, each also with -tuned …, or torch-best
 bench BENCH --moments half | | --moments 'half': expected one of float32, bf16
 bench BENCH --out none/x.json | | --out none/x.json: cannot be written
@@ -144,7 +128,6 @@ lab gelu --limit <0 nan> | | --limit: '<1>': expected a positive number
 check gleu | | check 'gleu': no op matches; did you mean 'gelu'?
 check --variant optimised | | --variant 'optimised'
 check gelu --variant blas | | no kernel is both one of ['gelu'] and of variant ['blas']
-check --threads 0 | | --threads '0': expected numbers of threads up to 4,096, as in 1,2,4
 check --plan --gradient | | --plan with --gradient: gradients have no list of cases; give one of the two
 
 train JOB --data a.txt | a.txt: | 'a.txt' is empty; expected text
@@ -164,7 +147,6 @@ train JOB --swap gelu@h.2.*=vanilla | | no layer of the model with gelu matches 
 train JOB --swap softmax=vanilla | | this model does not use 'softmax'
 train JOB --swap gelu=blas | | gelu_forward has no variant 'blas'; known: …
 train JOB --swap <gelu gelu= =vanilla gelu@=vanilla @h.0=vanilla> | | swap '<1>': expected OP[@LAYER]=VARIANT
-train JOB --swap matmul=blas --swap gelu | | swap 'gelu': expected
 train JOB --fuse residual,updat | | fuse 'updat': no such rewrite; did you mean 'update'?
 train JOB --clip 1 --fuse <update all> | | fuse without 'update'
 train JOB --kernels <none.py .> | | --kernels <1>: no such file
@@ -434,21 +416,14 @@ def test_too_little_memory_names_sizes_that_fit(told, capsys, monkeypatch, there
 # In processes of their own, whose state is the fault
 
 
-def ended(code, **environment):
-    """Run Python; return its status and what it says on standard error."""
-    env = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"} | environment
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
-    return done.returncode, done.stderr
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_limit_on_memory_costs_one_line():
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30,) * 2)\nfrom cpuopt.cli import main\n"
     job = ["train", "--model", "gpt2-355M", "--data", "text.txt", "-B", "1", "-T", "1"]
-    status, said = ended(f"{code}sys.exit(main({job}))", PYTHONPATH=str(ROOT))
+    done = process(code=f"{code}sys.exit(main({job}))")
     memory = r"the arena needs \S+ GB and \S+ GB of memory are available; no B and T fit: try a smaller --model"
-    assert status == 2, said
-    assert re.fullmatch(f"cpuopt: {memory}\n", said)
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(f"cpuopt: {memory}\n", done.stderr)
     assert not Path("runs").exists()
 
 
@@ -457,4 +432,5 @@ def test_a_threading_layer_that_is_not_installed():
     code = "import sys; sys.modules['numba.np.ufunc.tbbpool'] = None; from cpuopt import cli\n"
     code += f"sys.exit(7 if {{cli.main(words.split()) for words in {verbs}}} == {{2}} else 1)"
     asked = "cpuopt: NUMBA_THREADING_LAYER=tbb: its library is not installed; unset it, or take omp or workqueue\n"
-    assert ended(code, NUMBA_THREADING_LAYER="tbb", PYTHONPATH=str(ROOT)) == (7, 4 * asked)
+    done = process(code=code, NUMBA_THREADING_LAYER="tbb")
+    assert (done.returncode, done.stderr) == (7, 4 * asked)

@@ -9,20 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from verbs import ROOT, process
 
 from cpuopt import cli, kernels
 from cpuopt.cli import generate
 from cpuopt.comm.launch import LONGEST, Launch
 from cpuopt.errors import UserError
 
-ROOT = Path(cli.__file__).parents[2]
-
 
 def run(*words, **environment):
     """Run a command in a process; return its status and the lines of standard error."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} | environment
-    done = subprocess.run([sys.executable, "-P", "-m", "cpuopt", *words], env=env, capture_output=True, check=False)
-    return done.returncode, done.stderr.decode(errors="replace").splitlines()
+    done = process(*words, PYTHONWARNINGS="ignore", **environment)
+    return done.returncode, done.stderr.splitlines()
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +58,7 @@ def test_numbas_settings_in_the_working_directory(make):
 def test_numbas_settings_that_come_later_are_not_read():
     program = "from pathlib import Path; import numba; from cpuopt import kernels\n"
     program += "Path('.numba_config.yaml').write_text('a: ['); print(numba.njit(lambda x: x + 1)(1))"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-P", "-c", program], env=env, capture_output=True, text=True, check=False)
+    done = process(code=program)
     assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
 
 

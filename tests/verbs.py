@@ -3,6 +3,9 @@
 import argparse
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,14 @@ def strict(text):
         raise ValueError(f"{word} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def process(*words, code="", **environment):
+    """Run the command, or code, in a process of its own; return its status, and what it says on both streams."""
+    env = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    start = ["-c", code] if code else ["-m", "cpuopt", *words]
+    how = {"env": {**env, "PYTHONPATH": str(ROOT), **environment}, "text": True, "errors": "replace", "timeout": 300}
+    return subprocess.run([sys.executable, "-P", *start], capture_output=True, **how)
 
 
 def flags_of(parser):

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
         if AUTO in (args.variant, *args.against):
             more = common.picked(plan, "kernels", "threads", "moments", "weights")
-            dtype = plan.dtype or settings.FLAGS["dtype"].default
+            dtype = str(plan.dtype or settings.FLAGS["dtype"].default)
             job = Settings(model=model, B=B, T=T, variant=AUTO, dtype=dtype, **more)
             console.note(f"{model} {B}x{T}: {build_only(job).notes[0]}")
     with report.progress(sum(p.cost for p in rows)) as view:

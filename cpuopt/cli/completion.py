@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import Any
 
+from ..errors import UserError, optional
 from .common import complain
 
 PATHS = re.compile(r"FILE|PATH|DIR$|DATA|SOURCE|TARGET|\.bin")
@@ -18,12 +19,9 @@ class Completion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, shell: Any, flag: Any = None) -> None:
         """Describe the parser, its verbs and their flags to `shtab`, which writes the script."""
         try:
-            import shtab
-        except ImportError:
-            complain(
-                "--completion: its library is not installed; pip install 'cpuopt[completion]' (in a clone: pip install "
-                "-e '.[completion]')"
-            )
+            shtab = optional("shtab", "--completion", "completion")
+        except UserError as e:
+            complain(str(e))
             parser.exit(2)
         from .. import models, ops
 

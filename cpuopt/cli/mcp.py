@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from .. import __version__
-from ..errors import UserError
+from ..errors import optional
 from ..wording import one_line
 from .common import start_numba
 
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """Answer requests until stdin closes; return the exit status."""
-    try:
-        import mcp.server.lowlevel  # noqa: F401
-    except ImportError:
-        raise UserError("--mcp: its library is not installed; pip install 'cpuopt[mcp]'") from None
+    optional("mcp.server.lowlevel", "--mcp", "mcp")
     start_numba(args.threads)
     from .. import kernels  # noqa: F401  (registers them)
     from ..judge.desk import Desk

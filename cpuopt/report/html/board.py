@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from ...judge.session import FASTER
@@ -37,16 +36,14 @@ def board(b: Mapping[str, Any]) -> Markup:
     return join(listing(rows, COLUMNS, f"{b['op']}-table"), text)
 
 
-def _row(place: int, row: Mapping[str, Any]) -> SimpleNamespace:
-    task = {k: row["task"][k] for k in ("model", "B", "T", "threads")}
-    told = {k: row[k] for k in ("score", "against", "machine")}
-    return SimpleNamespace(
-        place=place if row["verdict"] == FASTER else None,
-        kernel=row["candidate"],
-        ratio=row["ratio"]["median"],
-        interval=spread(row["ratio"]).partition(" ")[2],
-        kept=row["time"],
-        text=row["text"][:12],
-        **task,
-        **told,
-    )
+def _row(place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{k: row["task"][k] for k in ("model", "B", "T", "threads")},
+        **{k: row[k] for k in ("score", "against", "machine")},
+        "place": place if row["verdict"] == FASTER else None,
+        "kernel": row["candidate"],
+        "ratio": row["ratio"]["median"],
+        "interval": spread(row["ratio"]).partition(" ")[2],
+        "kept": row["time"],
+        "text": row["text"][:12],
+    }

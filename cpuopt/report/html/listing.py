@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ class Column:
 
     Parameters
     ----------
-    field : the field of a row that the column shows and sorts by.
+    field : the field or key of a row that the column shows and sorts by.
     show : function from the field's value to text; None is empty.
     """
 
@@ -58,16 +58,17 @@ def _common(digits: int) -> list[Column]:
 
 def listing(rows: Sequence[object], columns: Sequence[Column], name: str) -> Markup:
     """Make a table with a button in each heading, and a field that filters; a column without any value is left out."""
-    columns = [c for c in columns if any(getattr(r, c.field) not in (None, []) for r in rows)]
-    head = [tag("th", tag("button", c.name, type="button"), scope="col", class_=_side(c, rows)) for c in columns]
-    body = [tag("tr", [_cell(getattr(r, c.field), c) for c in columns]) for r in rows]
+    values = [r if isinstance(r, Mapping) else vars(r) for r in rows]
+    columns = [c for c in columns if any(r[c.field] not in (None, []) for r in values)]
+    head = [tag("th", tag("button", c.name, type="button"), scope="col", class_=_side(c, values)) for c in columns]
+    body = [tag("tr", [_cell(r[c.field], c) for c in columns]) for r in values]
     table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="listing", id=name)
     field = tag("input", type="search", placeholder="filter", aria_label=f"filter {name}", data_filter=name)
     return tag("div", field, tag("div", table, class_="scroll"))
 
 
-def _side(column: Column, rows: Sequence[object]) -> str | None:
-    return "number" if any(isinstance(getattr(r, column.field), int | float) for r in rows) else None
+def _side(column: Column, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    return "number" if any(isinstance(r[column.field], int | float) for r in rows) else None
 
 
 def _cell(value: Any, column: Column) -> Markup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from ...measure.roofline import PEAKS, share
@@ -150,10 +149,8 @@ def _table(c: Mapping[str, Any]) -> Markup:
     columns = [Column(s, s) for s in c["over"]] + [Column("variant", "variant")]
     rows = []
     for r in c["rows"]:
-        row = {**r["sizes"], "variant": r["variant"]}
-        for caches in ("warm", "cold"):
-            row |= {f"{caches}_{k}": r[caches][k] for k in ("ns", "gflops", "gbs", "of_roof", "roof")}
-        rows.append(SimpleNamespace(**row))
+        timed = {f"{caches}_{k}": x for caches in ("warm", "cold") for k, x in r[caches].items()}
+        rows.append({**r["sizes"], "variant": r["variant"], **timed})
     for caches in ("warm", "cold"):
         columns.append(Column(f"{caches}, ms", f"{caches}_ns", lambda ns: short(ns / 1e6)))
         columns += [Column("GFLOP/s", f"{caches}_gflops", rate), Column("GB/s", f"{caches}_gbs", rate)]

@@ -32,12 +32,8 @@ def timeline(step: StepTimes) -> Markup:
         parts.append(
             tag("text", shortened(name, 18), x=LEFT - 10, y=TOP + ROW * i + 13, text_anchor="end", class_="row")
         )
-    runs = [
-        (bounds[0].call.phase, *(int(t) - step.start for t in (marks[0], marks[-1])))
-        for bounds, marks in step.runs
-        if bounds
-    ]
-    parts += phase_bars(((p, a / 1e6, b / 1e6, f"{p} {short((b - a) / 1e6)} ms") for p, a, b in runs), x, 26, 18)
+    ends = [(b[0].call.phase, int(m[0]) - step.start, int(m[-1]) - step.start) for b, m in step.runs if b]
+    parts += phase_bars(((p, a / 1e6, b / 1e6, f"{p} {short((b - a) / 1e6)} ms") for p, a, b in ends), x, 26, 18)
     for bound, start, end in calls:
         c = bound.call
         tip = f"{c.layer}\n{bound.kernel.name}\n{short((end - start) / 1e6)} ms, from {short(start / 1e6)} ms"
