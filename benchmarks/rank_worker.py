@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jobs import serve
 
-from cpuopt.comm import Comm, Serial
+from cpuopt.comm import Comm
 from cpuopt.comm.places import part, promised
 
 if TYPE_CHECKING:
@@ -29,17 +29,19 @@ class Session:
     """
 
     def __init__(self, request: dict[str, Any], comm: Comm) -> None:
+        from cpuopt.data.given import Given
         from cpuopt.files.reading import from_json  # numba is imported when this process has its cores
         from cpuopt.lab.peers.worker import save
         from cpuopt.machine import forget_peak
         from cpuopt.profiler import Profiler
-        from cpuopt.train.job import Cycle, Settings, prepare
+        from cpuopt.train.job import Settings, prepare
 
         self.comm, self.late = comm, False
         self.job = prepare(from_json(Settings, request["settings"]), comm=comm)
         self.engine = self.job.engine
         if "batches" in request:
-            self.job.batches = Cycle(np.load(request["batches"]))
+            batches = np.load(request["batches"])
+            self.job.batches = Given(lambda n: batches[n % len(batches)], "")
         if request.get("write") and not comm.rank:
             save(Path(request["params"]), self.engine.parameters())
         self.profiler = Profiler(self.engine, keep=1)
@@ -115,7 +117,7 @@ def own_peak_bytes() -> int:
 
 def main() -> None:
     """Take a part of the cores, and answer requests."""
-    comm: Comm = Serial()
+    comm = Comm()
     promise = promised()
     if promise and promise.size > 1:
         from cpuopt.comm.mpi import Mpi

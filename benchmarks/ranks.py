@@ -24,7 +24,7 @@ from typing import Any
 from jobs import Job, ended
 
 from cpuopt.building import build
-from cpuopt.comm import Serial
+from cpuopt.comm import Comm
 from cpuopt.comm.launch import module, mpiexec
 from cpuopt.measure.comparison import compare
 from cpuopt.models import parse
@@ -75,7 +75,7 @@ class Volume:
         return self.step_s(0.0, link, hidden) / (ranks - 1)
 
 
-class Host(Serial):
+class Host(Comm):
     """The first of several ranks that share no memory, for a program that does not run."""
 
     def __init__(self, size: int) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuopt.cli import ranks
-from cpuopt.comm import Serial
+from cpuopt.comm import Comm
 from cpuopt.comm.agree import Agreement, CommonError
 from cpuopt.comm.launch import FOLDER, Launch, Link, mpiexec
 from cpuopt.comm.places import LAUNCHERS, Here, Promise, keeps, part, places, promised, suits
@@ -101,7 +101,7 @@ def test_fewer_ranks_split_a_step_as_exactly():
     assert [ranks.fewer(6, w) for w in (6, 3)] == [3, 1]
 
 
-class Others(Serial):
+class Others(Comm):
     """Two ranks, of which the other one answers as told."""
 
     def __init__(self, rank=0, **other):

@@ -18,7 +18,7 @@ import argparse
 import os
 from math import inf
 
-from ..comm import Serial
+from ..comm import Comm
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..machine import beside_others

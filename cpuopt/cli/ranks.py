@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from .. import machine
 from ..check.result import exit_status
-from ..comm import Comm, Serial
+from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
 from ..comm.launch import Launch, Link, module, mpiexec, segments
 from ..comm.places import Here, Promise, RankPlace, places, promised
@@ -68,11 +68,11 @@ def run(args: Namespace, train: Trained) -> int:
         return _start(args)
     if args.elastic:
         raise UserError("--elastic: expected with --ranks 2 or more, whose launcher sees a rank die")
-    return train(Rank(Serial(), link))
+    return train(Rank(Comm(), link))
 
 
 def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> int:
-    comm: Comm = Serial()
+    comm = Comm()
     mpi = None
     if promise.rank:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)

@@ -23,7 +23,7 @@ from warnings import catch_warnings
 import numpy as np
 
 from ..errors import UserError
-from . import Array
+from . import Array, Comm
 from .places import Promise, keeps, stale, suits
 
 MESSAGES = "CPUOPT_MESSAGES"
@@ -37,7 +37,7 @@ PATIENT_S, NAP_S = 0.01, 0.001
 """Seconds that a rank tests without a pause, and its longest pause."""
 
 
-class Mpi:
+class Mpi(Comm):
     """The ranks of ``MPI_COMM_WORLD``. What is on its way is not kept alive here: the caller holds the arrays.
 
     Parameters

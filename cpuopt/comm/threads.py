@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from . import Array
+from . import Array, Comm
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Team:
         return [results[rank] for rank in range(self.size)]
 
 
-class Thread:
+class Thread(Comm):
     """A rank of a team."""
 
     def __init__(self, team: Team, rank: int) -> None:
@@ -94,9 +94,6 @@ class Thread:
         elif expected := self._expected[received.ctypes.data]:
             received[...] = self.team.mail[expected.popleft(), self.rank].get(timeout=self.team.limit_s)
         self._begun = False
-
-    def progress(self) -> None:
-        """Do nothing: queues need no help."""
 
     def barrier(self, x: Array | None = None) -> None:
         """Wait for all."""

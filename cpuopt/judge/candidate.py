@@ -188,13 +188,13 @@ class ServedCandidate(Served):
         from ..engine import Engine
         from ..errors import UserError
         from ..lab.ab import Change, InStep
-        from ..train.job import Settings, TrainingSteps, data_of, how_of, model_of, sized, sized_model
+        from ..train.job import Settings, TrainingSteps, data_of, model_of, plan_of, sized
 
         _, config, _ = model_of(settings := Settings(**request["settings"]))
         settings = sized(settings, config)
         corpus = config.inputs(settings.B, settings.T) or data_of(settings, config.vocab_size, None)
         try:
-            engine = Engine(*sized_model(settings, config), how_of(settings, config), seed=settings.seed)
+            engine = Engine(*plan_of(settings, config), seed=settings.seed)
         except (UserError, MemoryError, OSError) as e:
             return {"unbuilt": str(e) or type(e).__name__}
         batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)

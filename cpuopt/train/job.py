@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ..data.tokenizers import TOKEN_FILE, own_tokenizer
 from ..engine import Engine, Step, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
+from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.compile import cache
 from ..kernels.roofs import MICRO
@@ -58,17 +60,6 @@ Start = Weights | Checkpoint | None
 """What a run starts from: weights in files, a checkpoint, or the seed."""
 UNCOUNTED = "no target counts"
 """What a step is refused for that has only ignored targets."""
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A source of batches, each a pair of tokens and targets."""
-
-    batches: Sequence[tuple[Array, Array]] | Array
-
-    def at(self, n: int) -> tuple[Array, Array]:  # noqa: D102
-        tokens, targets = self.batches[n % len(self.batches)]
-        return tokens, targets
 
 
 def named(batch: Batch | tuple[Array, Array]) -> dict[str, Array]:
@@ -109,7 +100,7 @@ class TrainingSteps:
 
     settings: Settings
     engine: Engine
-    batches: Batches | Cycle | Given | ChatBatches
+    batches: Batches | Given | ChatBatches
     done: int = field(default=0, init=False)
     _fetched: tuple[int, list[dict[str, Array]]] = field(default=(0, []), init=False, repr=False)
     guard: Guard = field(init=False)
@@ -328,7 +319,10 @@ def prepare(
     comm: Comm = SERIAL,
     agreed: Callable[[Mapping[str, Any], Mapping[str, str]], None] = lambda facts, kernels: None,
 ) -> Job:
-    """Turn settings into a job, ready to step: model, plan, data, engine, weights, run. Nothing is written.
+    """Turn settings into a job, ready to step. Nothing is written.
+
+    Its stages: the model and what it starts from, the plan (how the model becomes calls), the data, the engine, the
+    weights that it starts with, and the run with what a checkpoint says of it.
 
     Parameters
     ----------
@@ -346,43 +340,49 @@ def prepare(
     name, config, start = model_of(settings, resume)
     settings = sized(settings, config)
     fusions(settings)  # refused before anything is loaded
-    judged, said = list[Result](), list[str]()
+    judged = list[Result]()
     with judging((*settings.kernels, *config.files), numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
-        settings, notes = planned(ordered(settings), config)
+        settings, notes = planned(settings, config)
         settings, corpus = with_data(settings, config, start)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
 
         def ready(built: Built, threads: int) -> None:
+            judged.extend(admitted(built, threads, child))
             kernels = dict.fromkeys(built.own_kernels.values())
-            if comm.size > 1 and settings.reduce == "exact":
-                require_same_bits(kernels)
-            calls = [(k, Case.of(call)) for call, k in built.own_kernels.items()]
-            judged.extend(require_right(built.own_kernels.values(), calls, threads=threads, child=child))
-            said.extend(gate.notes(judged))  # with the peak, before it is forgotten
+            notes.extend((*unused(settings.kernels, kernels), *gate.notes(judged)))
             if any(r.seconds for r in judged):
-                forget_peak()  # not in the gate: a judgement in the midst of a run would hide what it held before
-            digests = {f"the source of {k.name}": cache.digest(k.function) for k in kernels}
+                forget_peak()  # which a note says; not in the gate: a run's later judgements belong to its peak
+            digests = {
+                f"the source of {k.name}": cache.digest(k.function) for k in dict.fromkeys(built.own_kernels.values())
+            }
             agreed({"text of --data with the fingerprint": corpus.fingerprint}, digests)
 
-        def hint(there: int) -> str:
-            return smaller(settings, config, there)
-
-        module, inputs = sized_model(settings, config)
-        how, seed = how_of(settings, config, comm), settings.seed if start is None else None
-        reserved = sample_bytes(settings, config.n_params)
-        engine = Engine(module, inputs, how, seed=seed, progress=progress, hint=hint, ready=ready, reserved=reserved)
+        engine = Engine(
+            *plan_of(settings, config, comm),
+            seed=settings.seed if start is None else None,
+            progress=progress,
+            hint=partial(smaller, settings, config),
+            ready=ready,
+            reserved=sample_bytes(settings, config.n_params),
+        )
     engine.dropout_seed = settings.seed
-    if settings.order and MICRO.emulated:
-        notes.append(f"products are added in the order {settings.order!r}, for which this processor has no instruction")
-    engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *said]
+    engine.notes[:0] = notes
     source = filled(engine, config, start, settings.init, settings.seed)
-    batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
-    origin = made_by(engine, settings.kernels, config.files)
-    checked = [r.describe() for r in judged]
-    marks = start.marks if start else NO_MARKS
-    job = Job(settings, engine, batches, name, config, corpus, checked, origin, digests(engine), source, marks)
+    job = Job(
+        settings,
+        engine,
+        corpus.batches("train", settings.B, settings.T, seed=settings.seed),
+        name,
+        config,
+        corpus,
+        [r.describe() for r in judged],
+        made_by(engine, settings.kernels, config.files),
+        digests(engine),
+        source,
+        start.marks if start else NO_MARKS,
+    )
     if resume is not None:
         job.changes, job.notes = since(resume, job, accept_changes)
         load(resume, engine)
@@ -392,22 +392,19 @@ def prepare(
     return job
 
 
-def ordered(settings: Settings) -> Settings:
-    """Return the settings with the order in which products of bfloat16 are added; float32 has one order.
+def admitted(built: Built, threads: int, child: Child) -> list[Result]:
+    """Judge the kernels of a program before its first step, at awkward sizes and at its own; return the results.
 
     Raises
     ------
     UserError
-        If kernels are imported with another one.
+        For a kernel that is refused, or does not promise the bits that ranks promise.
     """
-    if settings.dtype != "bf16":
-        return settings
-    if settings.order not in (None, MICRO.order):
-        raise UserError(
-            f"--order {settings.order}: kernels are imported with the order {MICRO.order!r}; set {ORDER}="
-            f"{settings.order} before Python starts"
-        )
-    return replace(settings, order=MICRO.order)
+    kernels = built.own_kernels
+    if built.options.comm.size > 1 and built.options.reduce == "exact":
+        require_same_bits(kernels.values())
+    calls = [(k, Case.of(call)) for call, k in kernels.items()]
+    return require_right(kernels.values(), calls, threads=threads, child=child)
 
 
 def with_data(settings: Settings, config: Config, start: Start) -> tuple[Settings, Corpus | Given | Chats]:
@@ -561,9 +558,31 @@ def fusions(settings: Settings) -> tuple[str, ...]:
 
 
 def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
-    """Fill in the rules of ``--variant auto`` from the plan for this machine and size; return them with a note."""
+    """Fill in what a run keeps of this machine: the order of sums in bf16, and the rules of ``--variant auto``.
+
+    Returns
+    -------
+    The settings, and notes, of which that on a plan comes first.
+
+    Raises
+    ------
+    UserError
+        If kernels are imported with another order.
+    """
+    notes = list[str]()
+    if settings.dtype == "bf16":  # float32 has one order
+        if settings.order not in (None, MICRO.order):
+            raise UserError(
+                f"--order {settings.order}: kernels are imported with the order {MICRO.order!r}; set {ORDER}="
+                f"{settings.order} before Python starts"
+            )
+        settings = replace(settings, order=MICRO.order)
+        if MICRO.emulated:
+            notes.append(
+                f"products are added in the order {MICRO.order!r}, for which this processor has no instruction"
+            )
     if settings.variant != registry.AUTO or settings.plan is not None:
-        return settings, []
+        return settings, notes
     other = {
         USUAL: settings.optimizer != USUAL,
         "training all parameters": bool(settings.freeze or settings.lora),
@@ -571,11 +590,11 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     }
     if which := next((name for name, differs in other.items() if differs), ""):
         note = f"--variant auto: plans are for {which}; all ops stay with {registry.DEFAULT}"
-        return replace(settings, plan=()), [note]
+        return replace(settings, plan=()), [note, *notes]
     threads = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings), settings.dtype)
     rules, note = plans.rules(key, settings.kernels)
-    return replace(settings, plan=rules), [note]
+    return replace(settings, plan=rules), [note, *notes]
 
 
 def sized(settings: Settings, config: Config | None = None) -> Settings:
@@ -595,8 +614,8 @@ def sized(settings: Settings, config: Config | None = None) -> Settings:
     return replace(settings, B=B, T=T)
 
 
-def sized_model(settings: Settings, config: Config) -> tuple[nn.Module, dict[str, Spec]]:
-    """Return a job's module, with its adapters if it trains any, and the module's inputs.
+def plan_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> tuple[nn.Module, dict[str, Spec], BuildOptions]:
+    """Return what `build` and `Engine` take: a job's module with its adapters, its inputs, and how it becomes calls.
 
     Raises
     ------
@@ -616,17 +635,7 @@ def sized_model(settings: Settings, config: Config) -> tuple[nn.Module, dict[str
         layers = nn.add_adapters(module, nn.Lora.parse(settings.lora), config.head)
         if settings.save is not None:
             require_own(config, layers)
-    return module, specs
-
-
-def sample_bytes(settings: Settings, parameters: int) -> int:
-    """Return the bytes of the copy of the weights that samples are generated with."""
-    return parameters * TYPES[stored(settings.dtype)].bytes if settings.sample_every else 0
-
-
-def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOptions:
-    """Return how a job's model becomes calls, on one rank."""
-    return BuildOptions(
+    how = BuildOptions(
         choice=registry.Choice(settings.variant, settings.swap, settings.plan or ()),
         fuse=fusions(settings),
         recompute=settings.recompute if settings.recompute == "all" else int(settings.recompute),
@@ -644,9 +653,15 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         processes=settings.processes,
         kernel_files=(*settings.kernels, *config.files),
     )
+    return module, specs, how
 
 
-def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
+def sample_bytes(settings: Settings, parameters: int) -> int:
+    """Return the bytes of the copy of the weights that samples are generated with."""
+    return parameters * TYPES[stored(settings.dtype)].bytes if settings.sample_every else 0
+
+
+def unused(files: Sequence[str], ran: Collection[registry.Kernel]) -> list[str]:
     """Return a note for each file of kernels of which none runs, with the flag that uses one."""
     found = []
     for file in files:
@@ -668,7 +683,7 @@ def smaller(settings: Settings, config: Config, there: int) -> str:
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
         less = replace(settings, B=B, T=T)
-        needed = build(*sized_model(less, config), how_of(less, config)).plan().total_bytes
+        needed = build(*plan_of(less, config)).plan().total_bytes
         if needed + sample_bytes(less, config.n_params) <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
@@ -680,5 +695,5 @@ def build_only(settings: Settings, comm: Comm = SERIAL) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     settings, notes = planned(sized(settings, config), config)
-    built = build(*sized_model(settings, config), how_of(settings, config, comm))
+    built = build(*plan_of(settings, config, comm))
     return replace(built, notes=[*notes, *built.notes])
