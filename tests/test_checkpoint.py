@@ -473,7 +473,7 @@ def test_no_instant_of_a_save_is_a_bad_one_to_be_killed_in(runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--lora", "r=2"]])
 def test_kills_in_epochs_of_chats_change_no_byte_of_the_end(flags):
-    seen = counted("kill_chats.py", "6", *flags)
+    seen = counted("kill_runs.py", "6", *flags)
     assert (seen["kills"], seen["lost"], seen["differ"]) == (6, 0, 0)
     assert seen["in_an_epoch"] > 2
 

@@ -11,7 +11,6 @@ from golden.params import make_batch, make_params
 from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
 from cpuopt.building import build
-from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
@@ -105,19 +104,6 @@ def test_a_kernel_that_needs_every_gradient_gets_an_array_that_nobody_reads(mode
     bound = next(b for b in engine.calls if b.call.op.name == op and b.call.absent - {"dbias", "dwpe"})
     with pytest.raises(UserError, match=rf"{op}\[generated\] computes 'd\w+' in any case"):
         engine.rebound(bound, registry.find(op, "generated"))
-
-
-def test_the_bits_do_not_depend_on_ranks():
-    def work(comm):
-        engine = engine_of("gpt2", fuse=TWO_PASS, freeze=["wte.*", "h.1.*"], comm=comm, micro_batches=4 // comm.size)
-        more = [{"tokens": TOKENS, "targets": TARGETS}] * (4 // comm.size - 1)
-        for _ in range(2):
-            done = engine.step(tokens=TOKENS, targets=TARGETS, more=more, clip=1.0, **ADAMW)
-        return done, {n: p.tobytes() for n, p in engine.parameters().items()}
-
-    alone = Team(1).run(work)[0]
-    for size, shared in ((2, True), (2, False), (4, True)):
-        assert all(rank == alone for rank in Team(size, shared).run(work))
 
 
 def test_a_parameter_may_say_that_it_is_not_trained():

@@ -38,10 +38,10 @@ def errors(done):
     return [line for line in done.stderr.splitlines() if line.startswith(("cpuopt: ", "warning: "))]
 
 
-def result(runs):
+def result(runs, steps=STEPS):
     """All that a run computed: the tensors of the last checkpoint, and the log of losses and norms."""
     (folder,) = Path(runs).iterdir()
-    saved = folder / "checkpoints" / f"step-{STEPS:08d}"
+    saved = folder / "checkpoints" / f"step-{steps:08d}"
     shapes = {name: t.shape for name, t in TensorFile(saved / "params.safetensors").tensors.items()}
     found = {"log": (folder / "main.log").read_text()}
     for file in ("params.safetensors", "adam_m.safetensors", "adam_v.safetensors"):

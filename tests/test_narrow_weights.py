@@ -7,7 +7,6 @@ from test_optimizers import HALF, NEW
 from verbs import goes_on, ran, refused
 
 from cpuopt import Engine, cli, models, ops
-from cpuopt.comm.threads import Team
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Choice
@@ -75,30 +74,6 @@ def test_the_bits_do_not_depend_on_threads_but_on_the_seed():
 
     assert bits(1) == bits(2) == bits(3)
     assert bits(2, seed=1) != bits(2)
-
-
-@pytest.mark.parametrize(("shared", "zero"), [(True, 0), (False, 1)])
-def test_micro_batches_and_ranks_have_the_bits_of_one_another(shared, zero):
-    first, *more = batches(4)
-
-    def alone():
-        engine = engine_of(two_pass=True, micro_batches=4, **BOTH)
-        for _ in range(3):
-            engine.step(lr=1e-3, more=more, **first)
-        return weights_of(engine)
-
-    def on_rank(comm):
-        n = 4 // comm.size
-        engine = engine_of(two_pass=True, micro_batches=n, comm=comm, zero=zero, **BOTH)
-        mine = [first, *more][n * comm.rank : n * comm.rank + n]
-        for _ in range(3):
-            engine.step(lr=1e-3, more=mine[1:], **mine[0])
-        assert not engine.program.copied  # the weights themselves are sent, in half the bytes
-        return weights_of(engine)
-
-    want = alone()
-    for got in [*Team(2, shared).run(on_rank), *Team(4, shared).run(on_rank)]:
-        assert got == want
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])

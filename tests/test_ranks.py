@@ -11,8 +11,9 @@ from listening import Listener
 from safetensors.numpy import save_file
 
 from cpuopt import Choice, UserError, ops
+from cpuopt.building import run_calls
 from cpuopt.comm.agree import Agreement, CommonError
-from cpuopt.comm.threads import Team
+from cpuopt.comm.threads import Team, Thread
 from cpuopt.engine import Engine
 from cpuopt.models import parse
 from cpuopt.program import distribute as pass_
@@ -47,6 +48,7 @@ def trained(config=GPT2, M=4, **how):
         for step in batches(config, M):
             first, *more = step[comm.rank * n : (comm.rank + 1) * n]
             done.append(engine.step(lr=1e-3, clip=1.0, weight_decay=0.1, vector_decay=0.0, more=more, **first))
+        engine.collect()
         return engine, done
 
     return work
@@ -56,7 +58,7 @@ def gathered(engines):
     """The checksum of the optimizer's states, put together from those of all ranks."""
     crc = 0
     for file in engines[0].states():
-        for p in engines[0].program.parameters:
+        for p in engines[0].program.trained:
             whole = np.full(int(np.prod(p.shape)), np.nan, np.float32)
             for engine in engines:
                 if p.name in engine.states()[file]:
@@ -85,10 +87,24 @@ def small_buckets(monkeypatch):
     monkeypatch.setattr(ops, "BLOCK", 1 << 10)
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-@pytest.mark.parametrize("variant", ["optimized", "vanilla"])
-def test_the_bits_of_a_step_do_not_depend_on_ranks(small_buckets, config, variant):
-    how = {"choice": Choice(variant), "fuse": TWO_PASS if variant == "optimized" else ()}
+VANILLA = {"choice": Choice("vanilla"), "fuse": ()}
+HALF = {"dtype": "bfloat16"}
+STEPS_OF = {
+    "gpt2": (GPT2, {}),
+    "llama": (LLAMA, {}),
+    "gpt2, vanilla": (GPT2, VANILLA),
+    "llama, vanilla": (LLAMA, VANILLA),
+    "gpt2, bf16": (GPT2, HALF),
+    "llama, bf16": (LLAMA, HALF),
+    "weights and moments in bf16": (GPT2, {**HALF, "weights": "bfloat16", "moments": "bfloat16"}),
+    "frozen parameters": (GPT2, {"freeze": ["wte.*", "h.1.*"]}),
+    "recomputed blocks": (GPT2, {"recompute": "all"}),
+}
+
+
+@pytest.mark.parametrize("case", STEPS_OF)
+def test_the_bits_of_a_step_do_not_depend_on_ranks(small_buckets, case):
+    config, how = STEPS_OF[case]
     alone = digest(Team(1).run(trained(config, **how)))
     for size, shared, zero in [(2, True, 1), (2, False, 0), (4, True, 0), (4, False, 1)]:
         assert digest(Team(size, shared).run(trained(config, zero=zero, **how))) == alone, (size, shared, zero)
@@ -126,6 +142,100 @@ def test_only_ranks_that_have_whole_subtrees_divide_a_step():
     assert [w for w in range(1, 9) if tree.divides(w, 8)] == [1, 2, 4, 8]
 
 
+# In bfloat16: what a step sends of weights, and which float32 is up to date when
+
+
+def sent(dtype):
+    """The bytes that a rank of two sends in each phase of a step, as they travel; and its engine."""
+    found = {}
+
+    class Counted(Thread):
+        def exchange(self, theirs, mine, peer):
+            found[self.rank, phase[self.rank]] = found.get((self.rank, phase[self.rank]), 0) + mine.nbytes
+            super().exchange(theirs, mine, peer)
+
+    phase = {}
+
+    def work(comm):
+        comm.__class__ = Counted
+        engine = engine_of(comm, dtype=dtype)
+
+        def run(calls):
+            for bound in calls:
+                phase[comm.rank] = bound.call.phase
+                run_calls([bound])
+
+        engine.runner = run
+        first, second, *_ = batches(GPT2, 4)[0]
+        engine.step(more=[second], **first)
+        return engine
+
+    engine, _ = Team(2, shared=False).run(work)
+    return {name: n for (rank, name), n in found.items() if not rank}, engine
+
+
+def test_a_step_sends_copies_where_nobody_reads_the_float32(small_buckets):
+    whole, _ = sent("float32")
+    half, engine = sent("bfloat16")
+    products = {
+        f"h.{i}.{name}.weight" for i in range(2) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    }
+    assert {p.name for p in engine.program.copied} == products  # wte is read by the embedding too
+    assert set(half) == set(whole) == {"reduce", "update"}
+    gathers = {b: b.of(0)[1] for b in pass_.buckets_of(engine.program, 2)}
+    assert half["update"] == sum((2 if b.narrow else 4) * n for b, n in gathers.items())
+    assert half["reduce"] == sum(4 * (b.size - n) for b, n in gathers.items())
+    assert sum(n for b, n in gathers.items() if b.narrow) > sum(n for b, n in gathers.items() if not b.narrow)
+
+
+def test_weights_that_are_not_up_to_date_are_refused(small_buckets):
+    def work(comm):
+        engine = engine_of(comm, **HALF)
+        first, second, *_ = batches(GPT2, 4)[0]
+        engine.step(more=[second], **first)
+        with pytest.raises(UserError, match=r"other ranks have the newest weights in float32; call collect\(\) on all"):
+            engine.parameters()
+        engine.collect()
+        return {n: x.copy() for n, x in engine.parameters().items()}
+
+    one, other = Team(2).run(work)
+    assert all(np.array_equal(x, other[n]) for n, x in one.items())
+
+
+def test_an_array_that_is_held_stays_up_to_date_and_may_be_written(small_buckets):
+    def work(comm):
+        engine = engine_of(comm, **HALF)
+        n = 4 // comm.size
+        mine = batches(GPT2, 4)[0][comm.rank * n : (comm.rank + 1) * n]
+        held = [x[:] for x in engine.parameters().values()] if not comm.rank else []
+        for _ in range(2):
+            engine.step(more=mine[1:], lr=1e-3, **mine[0])
+        seen = [x.copy() for x in held]
+        every = engine.parameters()  # on all ranks, without collect()
+        every["h.0.mlp.c_fc.weight"][2:4] *= 3
+        engine.step(more=mine[1:], lr=1e-3, **mine[0])
+        return seen, [x.copy() for x in every.values()]
+
+    alone, *_ = Team(1).run(work)
+    (seen, written), (_, others) = Team(2).run(work)
+    assert all(np.array_equal(a, b) for a, b in zip(seen, alone[0], strict=True))
+    for found in (written, others):
+        assert all(np.array_equal(a, b) for a, b in zip(found, alone[1], strict=True))
+
+
+def test_a_weight_that_is_taken_within_a_step_is_refused(small_buckets):
+    def work(comm):
+        engine, kept = engine_of(comm, **HALF), []
+        first, second, *_ = batches(GPT2, 4)[0]
+        engine.step(more=[second], accept=lambda step: kept.append(engine.parameters()) or True, **first)
+        with pytest.raises(UserError, match=r"taken within a step; call collect\(\)"):
+            engine.forward(**first)
+        engine.collect()
+        return engine.forward(**first)
+
+    assert len({*Team(2).run(work)}) == 1
+
+
 # Jobs: the loop, validation and checkpoints
 
 
@@ -157,11 +267,12 @@ def outcome(ranks):
     return ranks[0][2], gathered([engine for *_, engine in ranks]), kept
 
 
-def test_a_run_goes_on_with_any_number_of_ranks(small_buckets, tmp_path):
-    alone = outcome(trained_job(tmp_path, 1))
+@pytest.mark.parametrize("how", [{}, pytest.param({"dtype": "bf16", "keep": 9}, marks=pytest.mark.slow)], ids=str)
+def test_a_run_goes_on_with_any_number_of_ranks(small_buckets, tmp_path, how):
+    alone = outcome(trained_job(tmp_path, 1, save_every=2, **how))
     assert [m["step"] for m in alone[2]] == [1, 2, 3, 4]
     assert "val_loss" in alone[2][1]
-    first = trained_job(tmp_path, 4, steps=2, save_every=2)
+    first = trained_job(tmp_path, 4, steps=2, save_every=2, **how)
     run = first[0][0].path
     names = {p.name for p in next((run / "checkpoints").iterdir()).iterdir()}
     assert {"params.safetensors", "adam_m-1-of-4.safetensors", "adam_v-4-of-4.safetensors", "state.json"} <= names

@@ -12,7 +12,6 @@ import cpuopt
 from cpuopt import Choice, cli, models, nn
 from cpuopt import functional as F
 from cpuopt.building import build
-from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.measure.roofline import Level, Roofs
@@ -72,21 +71,6 @@ def test_the_numbers_are_the_same_to_the_last_bit(case):
     assert some == every == plain
     assert np.isfinite(plain[0]).all()
     assert plain[0][0] != plain[0][1]
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_ranks_compute_the_same(shared):
-    def run(number):
-        def one(comm):
-            def share(i):
-                return batch(2 * i + comm.rank)
-
-            how = {"comm": comm, "fuse": SUMMED, "threads": 1, "recompute": number}
-            return train(*model_of("gpt2-tiny"), batch=share, **how)
-
-        return Team(2, shared=shared).run(one)
-
-    assert run("all") == run(0)
 
 
 def test_an_input_that_changed_is_refused():
