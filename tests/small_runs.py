@@ -1,6 +1,7 @@
 """Runs of milliseconds, in the working directory, which has a `text.txt` (the fixture `small_text`)."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from listening import Listener
 
-from cpuopt.train import job
+from cpuopt.train import checkpoint, job
 from cpuopt.train.trainer import train
 
 SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
@@ -55,3 +56,13 @@ def wait_for_steps(n, running):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def sealed(path, state):
+    """Write the state of a checkpoint, and the manifest that its files have now; return its path."""
+    (path / checkpoint.STATE).write_text(json.dumps(state))
+    (path / checkpoint.MANIFEST).unlink(missing_ok=True)
+    names = [p.name for p in path.iterdir()]
+    files = {name: dict(zip(("size", "crc32"), checkpoint._checksum(path / name), strict=True)) for name in names}
+    (path / checkpoint.MANIFEST).write_text(json.dumps({"step": int(path.name[5:]), "files": files}))
+    return path

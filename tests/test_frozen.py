@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_runs
 from golden.params import make_batch, make_params
+from small_runs import sealed
 
 from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
@@ -16,8 +18,6 @@ from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint
-from cpuopt.train.job import Settings, prepare, resumed
-from cpuopt.train.trainer import train
 
 WANT = json.loads((Path(__file__).parent / "golden" / "frozen.json").read_text())
 SIZES, LIMIT = WANT["sizes"], 3e-5  # relative; PyTorch's float32 is as far from its float64
@@ -137,20 +137,10 @@ def test_what_cannot_be_frozen_is_refused():
 MODEL = '{"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 256, "block_size": 8}'
 
 
-class Silent:
-    def __getattr__(self, name):
-        return lambda *args: None
-
-
-def run(root, resume=None, **more):
+def run(resume=None, **more):
     """Train a run, or go on with one; return its folder, and the weights and states."""
-    text = root / "text.txt"
-    text.write_text("some text to learn from " * 200)
-    base = {"model": MODEL, "data": str(text), "B": 2, "T": 8, "threads": 1, "steps": 4, "val_every": 0, "lr": 1e-2}
-    there = resume and checkpoint.newest(resume)
-    asked = resumed(there, more) if there else Settings(**{**base, "freeze": ("wte.*", "h.0.*"), **more})
-    job = prepare(asked, resume=there)
-    result = train(job, root / "runs", Silent(), resume=there)
+    base = {"model": MODEL, "steps": 4, "lr": 1e-2, "threads": 1, "variant": "optimized", "freeze": ("wte.*", "h.0.*")}
+    result, job, _ = small_runs.run(resume=resume and checkpoint.newest(resume), **(more if resume else base | more))
     arrays = [job.engine.parameters(), *job.engine.states().values()]
     return result.path, {(i, n): x.copy() for i, of in enumerate(arrays) for n, x in of.items()}
 
@@ -160,26 +150,25 @@ def same(a, b):
 
 
 @pytest.fixture
-def weights(tmp_path):
-    path = tmp_path / "start.bin"
-    run(tmp_path, freeze=(), save=str(path))
-    return path
+def weights(small_text):
+    run(freeze=(), save="start.bin")
+    return Path("start.bin")
 
 
 @pytest.mark.parametrize("init", [False, True])
-def test_a_run_goes_on_from_a_checkpoint_without_what_is_frozen(tmp_path, weights, init):
+def test_a_run_goes_on_from_a_checkpoint_without_what_is_frozen(weights, init):
     start = {"init": str(weights), "model": None} if init else {}
-    _, whole = run(tmp_path, **start)
-    path, _ = run(tmp_path, steps=2, save_every=2, **start)
+    _, whole = run(**start)
+    path, _ = run(steps=2, save_every=2, **start)
     (saved,) = (path / "checkpoints").iterdir()
     names = checkpoint.TensorFile(saved / "params.safetensors").tensors
     assert not [n for n in names if fnmatchcase(n, "wte.*") or fnmatchcase(n, "h.0.*")]
     assert set(json.loads((saved / "state.json").read_text())["frozen"]) | names.keys() == {
         n for i, n in whole if i == 0
     }
-    _, after = run(tmp_path, resume=path, steps=4)
+    _, after = run(path, steps=4)
     assert same(whole, after)
-    _, other = run(tmp_path, steps=2)
+    _, other = run(steps=2)
     assert not same(whole, other)
     found = checkpoint.open_weights(path)
     for (i, name), x in after.items():
@@ -187,34 +176,27 @@ def test_a_run_goes_on_from_a_checkpoint_without_what_is_frozen(tmp_path, weight
             np.testing.assert_array_equal(found.read(name), x)
 
 
-def test_a_source_that_has_changed_is_refused(tmp_path, weights):
-    path, _ = run(tmp_path, steps=2, save_every=2, init=str(weights), model=None)
-    moved = weights.rename(tmp_path / "moved.bin")
+def test_a_source_that_has_changed_is_refused(weights):
+    path, _ = run(steps=2, save_every=2, init=str(weights), model=None)
+    moved = weights.rename("moved.bin")
     with pytest.raises(UserError, match=r"start\.bin"):
-        run(tmp_path, resume=path, steps=4)
-    run(tmp_path, resume=path, steps=3, init=str(moved))
+        run(path, steps=4)
+    run(path, steps=3, init=str(moved))
     damaged = bytearray(moved.read_bytes())
     damaged[1024 + 4] ^= 1  # in the embedding
     moved.write_bytes(damaged)
     for more in ({}, {"init": str(moved)}):
         with pytest.raises(UserError, match=r"'wte.weight' is not what it was in --init .*moved\.bin"):
-            run(tmp_path, resume=path, steps=4, **more)
+            run(path, steps=4, **more)
     with pytest.raises(UserError, match=r"'wte.weight' is not what it was"):
         checkpoint.open_weights(path).read("wte.weight")
 
 
-def test_a_run_that_names_itself_as_its_source_is_refused(tmp_path):
-    path, _ = run(tmp_path, steps=2, save_every=2)
+def test_a_run_that_names_itself_as_its_source_is_refused(small_text):
+    path, _ = run(steps=2, save_every=2)
     found = checkpoint.newest(path)
     assert found.frozen
-    state = found.path / "state.json"
-    there = json.loads(state.read_text())
-    there["settings"]["init"] = str(path)
-    state.write_text(json.dumps(there))
-    manifest = found.path / "manifest.json"
-    said = json.loads(manifest.read_text())
-    size, crc = checkpoint._checksum(state)
-    said["files"]["state.json"] = {"size": size, "crc32": crc}
-    manifest.write_text(json.dumps(said))
+    found.state["settings"]["init"] = str(path)
+    sealed(found.path, found.state)
     with pytest.raises(UserError, match="from itself"):
         checkpoint.open_weights(path)

@@ -4,9 +4,9 @@
 
     python tests/faults/kill_runs.py KILLS [--ranks N ...] [FLAG ...]
 
-Further flags go to ``cpuopt train``. With several numbers of ranks, each part of a run takes one of them and one rank is
-killed; that takes an environment with MPI, such as `make test-mpi` makes. An epoch has five steps, and every third step
-is saved. Prints one JSON object; the exit status is 1 if a checkpoint was lost, or the end differs.
+Further flags go to ``cpuopt train``. With several numbers of ranks, each part of a run takes one of them, and one rank
+is killed; that takes an environment with MPI, such as `make test-mpi` makes. An epoch has five steps, and every third
+step is saved. Prints one JSON object; the exit status is 1 if a checkpoint was lost, or the end differs.
 """
 
 from __future__ import annotations
