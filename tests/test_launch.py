@@ -157,8 +157,9 @@ def command(program, size=2):
 def launched(program, size=2):
     said = []
     start = time.monotonic()
-    ended = Launch(command(program, size), size, said.append).run()
-    return ended, said, time.monotonic() - start
+    job = Launch(command(program, size), size, said.append)
+    job.status = job.run()
+    return job, said, time.monotonic() - start
 
 
 def test_ranks_print_where_the_launcher_prints_and_the_status_is_that_of_the_first(capfd):
@@ -180,7 +181,7 @@ def test_a_rank_that_ends_without_a_word_ends_all(end):
 def test_a_launcher_that_starts_nothing_is_quoted():
     said = []
     fails = [sys.executable, "-c", "print('-----'); print('no slots'); raise SystemExit(5)"]
-    assert Launch(fails, 2, said.append).run().status == 1
+    assert Launch(fails, 2, said.append).run() == 1
     assert said == ["mpiexec ended with status 5: no slots"]
 
 

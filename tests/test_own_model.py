@@ -50,11 +50,6 @@ class MLP(nn.Module):
         return self.loss(self.out(F.gelu(self.fc(x))), y)
 
 
-class Noisy(MLP):
-    def forward(self, x, y):
-        return self.loss(self.out(F.dropout(F.gelu(self.fc(x)), 0.1)), y)
-
-
 class Slip(Net):
     def forward(self, tokens, targets):
         x = self.wte(tokens)
@@ -72,7 +67,7 @@ def fixed():
 
 
 def batches():
-    return Noisy(), points
+    return MLP(), points
 
 
 def drawn(B):

@@ -135,13 +135,14 @@ def _start(args: Namespace) -> int:
     size, more = args.ranks, list[str]()
     while True:
         program = module("cpuopt", *args.command, "--ranks", str(size), *more)
-        ended = Launch(mpiexec(size, program), size, _complain).run()
-        if not (args.elastic and ended.died):
-            return ended.status
-        told, before = ended.told, size
+        job = Launch(mpiexec(size, program), size, _complain)
+        status = job.run()
+        if not (args.elastic and job.died):
+            return status
+        told, before = job.told, size
         if (left := fewer(told.get("micro_batches", size), size)) is None:
             _complain("--elastic: no rank is left")
-            return ended.status
+            return status
         size, more = left, _continued(told)
         how = f"from {more[-1]}" if more[:1] == ["--resume"] else "from the beginning, for there is no checkpoint"
         _complain(f"--elastic: of {count(before, 'rank')} one died; the run goes on with {size}, {how}")

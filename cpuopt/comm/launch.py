@@ -126,22 +126,6 @@ class Link:
 
 
 @dataclass
-class Ended:
-    """The end of a job.
-
-    Attributes
-    ----------
-    status : its exit status.
-    died : whether a rank ended without a word.
-    told : what rank 0 told on the way, by name.
-    """
-
-    status: int
-    died: bool = False
-    told: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
 class _Rank:
     """The launcher's view of a rank."""
 
@@ -197,6 +181,11 @@ class Launch:
     command : what starts the ranks.
     size : their number.
     complain : called with each line that the user should see: why the job failed.
+
+    Attributes
+    ----------
+    died : whether a rank ended without a word.
+    told : what rank 0 told on the way, by name.
     """
 
     def __init__(self, command: Sequence[str], size: int, complain: Callable[[str], None]) -> None:
@@ -209,8 +198,8 @@ class Launch:
         self.deadline = float("inf")
         self.segments: set[str] = set()
 
-    def run(self) -> Ended:
-        """Start the ranks, and wait until none is left."""
+    def run(self) -> int:
+        """Start the ranks, and wait until none is left; return the job's exit status."""
         with (
             tempfile.TemporaryDirectory(prefix=FOLDER) as folder,
             tempfile.TemporaryFile() as remarks,
@@ -241,7 +230,7 @@ class Launch:
                 remarks.seek(0)
                 said = [x for x in remarks.read().decode(errors="replace").splitlines() if x.strip(" -=")]
                 self.complain(f"mpiexec ended with status {process.returncode}: {one_line(' '.join(said[-3:]))}")
-        return Ended(self._status(process.returncode), self.died, self.told)
+        return self._status(process.returncode)
 
     def _status(self, of_mpiexec: int) -> int:
         first = next((r.status for r in self.ranks if r.rank == 0), None)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import parse_json, read_json
-from ..wording import hub_hint
+from ..wording import hub_hint, nearest
 from .config import FIRST as FIRST
 from .config import MOST_LAYERS as MOST_LAYERS
 from .config import Config as Config
@@ -100,8 +99,7 @@ def parse(text: str) -> Config:
     if os.path.isdir(text):
         return read_config(Path(text) / CONFIG)[0]
     if not text.lstrip().startswith("{"):
-        close = difflib.get_close_matches(text, PRESETS, 1)
-        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
+        known = nearest(text, PRESETS)
         if text.endswith(".py"):
             known = f"name the class or the function in it, as in {text}:Net;"
         known += f" or sizes as in '{{\"n_layer\": 4}}'{hub_hint(text)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,17 @@ def unfinished(key: Mapping[str, Any]) -> Path:
 
 def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read a plan or the measurements for one; None if there is no whole one for the key."""
-    entry = read_entry(path)
-    content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
-    return content if content["format"] == FORMAT and content["key"] == key else None
+    return next((content for content in _stored(path) if content["format"] == FORMAT and content["key"] == key), None)
+
+
+def _stored(*paths: Path) -> Iterator[dict[str, Any]]:
+    """Yield the content of the files that are whole."""
+    yield from (json.loads(entry) for path in paths if (entry := read_entry(path)))
 
 
 def elsewhere(key: Mapping[str, Any], flush: bool) -> list[dict[str, Any]]:
     """Return the measurements for other models and sizes, with as many threads and the same state of the caches."""
-    found = [json.loads(entry) for f in sorted(machine.folder().glob("plan-*")) if (entry := read_entry(f))]
+    found = _stored(*sorted(machine.folder().glob("plan-*")))
     alike = [c for c in found if c.get("format") == FORMAT and c["key"] != key and c.get("flush") == flush]
     return [c for c in alike if all(c["key"][name] == key[name] for name in ("machine", "threads"))]
 
@@ -129,11 +132,9 @@ def nearest(key: Mapping[str, Any]) -> str:
     size = f"{key['B']}x{key['T']} on {count(key['threads'], 'thread')}"
     none = f"there is no plan for {size}"
     known: list[list[str]] = []
-    for file in sorted(machine.folder().glob("plan-*.plan")):
-        if entry := read_entry(file):
-            other = json.loads(entry)["key"]
-            differs = [name for name in key | other if other.get(name) != key.get(name)] or ["format"]
-            known.append([_differs(name, other.get(name)) for name in differs])
+    for other in (content["key"] for content in _stored(*sorted(machine.folder().glob("plan-*.plan")))):
+        differs = [name for name in key | other if other.get(name) != key.get(name)] or ["format"]
+        known.append([_differs(name, other.get(name)) for name in differs])
     closest = min(known, key=lambda words: len(words), default=None)
     return f"{none}; the nearest is for {', '.join(closest)}" if closest else none
 
