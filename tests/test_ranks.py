@@ -137,11 +137,6 @@ def test_a_rank_keeps_the_states_of_its_slice_alone(size):
     assert max(kept) <= 2 * (parameters / size + len(pass_.buckets_of(engines[0].program, 1)) * ops.BLOCK)
 
 
-def test_only_ranks_that_have_whole_subtrees_divide_a_step():
-    assert [w for w in range(1, 13) if tree.divides(w, 12)] == [1, 3, 6, 12]
-    assert [w for w in range(1, 9) if tree.divides(w, 8)] == [1, 2, 4, 8]
-
-
 # In bfloat16: what a step sends of weights, and which float32 is up to date when
 
 
