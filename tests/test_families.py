@@ -115,11 +115,7 @@ TWICE = {"rope_type": "linear", "rope_theta": 1e4, "rope_factor": 2.0}
         ("llama", {"rope_parameters": SHORT}, {"rope_original_positions": 128, "rope_high_freq_factor": 4.0}),
         ("llama", {"rope_parameters": SHORT, "original_max_position_embeddings": 64}, {"rope_original_positions": 64}),
         ("qwen2", THETA | {"rope_scaling": YARN}, {"rope_original_positions": 32768, "rope_beta_fast": 32.0}),
-        (
-            "phi3",
-            {"rope_scaling": LONG, "max_position_embeddings": 131072},
-            {"block_size": 4096},
-        ),
+        ("phi3", {"rope_scaling": LONG, "max_position_embeddings": 131072}, {"block_size": 4096}),
         ("qwen3", {"num_key_value_heads": None}, {"num_key_value_heads": 32}),
         ("qwen2", {"head_dim": None, "hidden_size": 64}, {"head_dim": 2}),
     ],
@@ -175,20 +171,13 @@ def test_what_people_have_is_read(kind, given, want):
         ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
         ("phi3", {"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half'"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "lacks 'long_factor'"),
-        (
-            "phi3",
-            {"rope_scaling": LONG | {"short_factor": [1.0] * 47}},
-            "short_factor has 47 numbers; expected 48",
-        ),
-        (
-            "phi3",
-            {"rope_scaling": LONG | {"long_factor": [0.0] * 48}},
-            "long_factor has 48 numbers; expected 48 a",
-        ),
-        (
-            "phi3",
-            {"rope_scaling": LONG | {"factor": 2.0}},
-            "factor is 2.0; expected max_position_embeddings / ",
+        *(
+            ("phi3", {"rope_scaling": LONG | changed}, said)
+            for changed, said in (
+                ({"short_factor": [1.0] * 47}, "short_factor has 47 numbers; expected 48"),
+                ({"long_factor": [0.0] * 48}, "long_factor has 48 numbers; expected 48 a"),
+                ({"factor": 2.0}, "factor is 2.0; expected max_position_embeddings / "),
+            )
         ),
         ("gemma2", {"layer_types": ["full_attention", "chunked"], "num_hidden_layers": 2}, "layer_types has 'c"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),

@@ -79,10 +79,6 @@ class At(Net):
         return self.wte(tokens, self.wpe.weight)
 
 
-def sized(T):
-    return At(T)
-
-
 def brought():
     return Net(), {"tokens": np.zeros((2, 8), np.int32), "targets": np.ones((2, 8), np.int32)}
 '''
@@ -144,12 +140,10 @@ def test_a_run_of_such_a_model_samples_generates_and_is_evaluated(capsys, lm):
 
 
 def test_weights_for_one_t_are_read_at_that_t(capsys, lm):
-    init = ["--init", trained(capsys, lm("sized"), "--sample-every", "4", T=16), "--model", lm("sized")]
+    init = ["--init", trained(capsys, lm("At"), "--sample-every", "4", T=16), "--model", lm("At")]
     found = ran(capsys, "generate", *init, "--prompt", "ab")
     assert (found["context"], found["tokens"], found["stopped"]) == (16, 15, "context full")
-    assert "--context 17: lm.py:sized was trained with 16 tokens" in refused(
-        capsys, "generate", *init, "--context", "17"
-    )
+    assert "--context 17: lm.py:At was trained with 16 tokens" in refused(capsys, "generate", *init, "--context", "17")
     assert ran(capsys, "eval", *init, "-B", "1", "--limit", "1")["tokens"] == 16
     Path("short.txt").write_text("x" * 300)
     assert ran(capsys, "eval", *init, "--data", "short.txt")["tokens"] == 256  # whole batches of 4 rows

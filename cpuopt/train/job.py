@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -354,10 +354,8 @@ def prepare(
             notes.extend((*unused(settings.kernels, kernels), *gate.notes(judged)))
             if any(r.seconds for r in judged):
                 forget_peak()  # which a note says; not in the gate: a run's later judgements belong to its peak
-            digests = {
-                f"the source of {k.name}": cache.digest(k.function) for k in dict.fromkeys(built.own_kernels.values())
-            }
-            agreed({"text of --data with the fingerprint": corpus.fingerprint}, digests)
+            sources = {f"the source of {k.name}": cache.digest(k.function) for k in kernels}
+            agreed({"text of --data with the fingerprint": corpus.fingerprint}, sources)
 
         engine = Engine(
             *plan_of(settings, config, comm),
@@ -402,7 +400,12 @@ def admitted(built: Built, threads: int, child: Child) -> list[Result]:
     """
     kernels = built.own_kernels
     if built.options.comm.size > 1 and built.options.reduce == "exact":
-        require_same_bits(kernels.values())
+        for kernel in kernels.values():
+            if not kernel.same_bits:
+                raise UserError(
+                    f"{kernel.name} does not promise identical bits on any number of threads, so several ranks would "
+                    "not be one with --reduce exact; choose another variant, or --reduce fast"
+                )
     calls = [(k, Case.of(call)) for call, k in kernels.items()]
     return require_right(kernels.values(), calls, threads=threads, child=child)
 
@@ -487,22 +490,6 @@ def require_shares(settings: Settings, ranks: int) -> None:
         f"{ranks} ranks cannot share the {n} micro-batches of {settings.B}x{settings.T} in a step: each rank needs a "
         f"power of two of them, so {can} can; or take --total-batch {ranks * tokens}, {ranks} micro-batches"
     )
-
-
-def require_same_bits(kernels: Iterable[registry.Kernel]) -> None:
-    """Refuse kernels that do not promise identical bits on any number of threads, where ranks promise them.
-
-    Raises
-    ------
-    UserError
-        Naming the first.
-    """
-    for kernel in kernels:
-        if not kernel.same_bits:
-            raise UserError(
-                f"{kernel.name} does not promise identical bits on any number of threads, so several ranks would not "
-                "be one with --reduce exact; choose another variant, or --reduce fast"
-            )
 
 
 def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
