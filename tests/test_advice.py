@@ -308,9 +308,9 @@ def test_a_gain_is_not_more_than_the_roof_allows():
 
 def test_the_page_has_each_rule_with_what_to_try():
     page = (Path(__file__).parent.parent / "docs" / "lines.md").read_text()
-    rows = re.findall(r"^\| ([A-Z]\d\d) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", page, re.MULTILINE)
-    assert rows == [(r.name, r.title, r.most, r.tries) for r in RULES]
-    assert {rule[:3] for rule in (*COMPILED, *TEXTS, "C02")} == {r.name for r in RULES}
+    rows = re.findall(r"^\| ([A-Z]\d\d) \| [^|]+ \| [^|]+ \| ([^|]*) \|$", page, re.MULTILINE)
+    assert rows == [(name, tries) for name, (_, tries) in RULES.items()]
+    assert {rule[:3] for rule in (*COMPILED, *TEXTS, "C02")} == {*RULES}
 
 
 EXPECTED = {

@@ -1,7 +1,8 @@
 """Numbered advice on a kernel: what its machine code and its text show, what that costs, and what to try.
 
-`RULES` is the one table. A rule says only what follows from `KernelFacts`: the instructions of innermost loops, LLVM's
-reasons, the kernel's text, and the shapes and the time of a call if they are known. Lines are of the kernel's file.
+A rule is a function that `rule` registers. It says only what follows from `KernelFacts`: the instructions of innermost
+loops, LLVM's reasons, the kernel's text, and the shapes and the time of a call if they are known. Lines are of the
+kernel's file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, prod
@@ -313,9 +314,25 @@ def variable(loop: ast.For) -> str:
     return loop.target.id if isinstance(loop.target, ast.Name) else ""
 
 
+Find = Callable[[KernelFacts], Iterator[Finding]]
+RULES: dict[str, tuple[Find, str]] = {}
+"""By its name, what yields the findings of a rule, and what to try."""
+
+
+def rule(name: str, tries: str) -> Callable[[Find], Find]:
+    """Register a rule; docs/lines.md says what it finds, and where its gain comes from."""
+
+    def registered(find: Find) -> Find:
+        RULES[name] = find, tries
+        return find
+
+    return registered
+
+
 # The machine code -----------------------------------------------------------------------------------------------------
 
 
+@rule("C01", "what the reason asks for: a local array, a local variable, another innermost loop")
 def scalar(f: KernelFacts) -> Iterator[Finding]:
     """Find innermost loops that LLVM refused to vectorize."""
     for loop in f.loops:
@@ -349,6 +366,7 @@ def dependent(loop: ast.For | None) -> tuple[str, str]:
     return seen, "keep the state in a local array"
 
 
+@rule("C02", "give a round more neighbouring elements and no 64-bit numbers, or use cpuopt.kernels.toolkit.lanes")
 def narrow(f: KernelFacts) -> Iterator[Finding]:
     """Find vectors that are narrower than the machine's."""
     for loop in f.loops:
@@ -358,6 +376,7 @@ def narrow(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(loop.lines[0], seen, LANES / loop.width)
 
 
+@rule("C03", "use fewer local variables at once: a smaller tile, or two loops")
 def spilled(f: KernelFacts) -> Iterator[Finding]:
     """Find innermost loops that move much between registers and the stack."""
     for loop in f.loops:
@@ -367,6 +386,7 @@ def spilled(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(line, seen, loop.instructions / (loop.instructions - loop.spills))
 
 
+@rule("C04", "run the innermost loop along the last axis, or copy what it reads to a contiguous buffer first")
 def gathered(f: KernelFacts) -> Iterator[Finding]:
     """Find vectors that are collected element by element."""
     for loop in f.loops:
@@ -404,6 +424,7 @@ def shifted(loop: ast.For | None, line: int) -> str:
     return ", ".join(dict.fromkeys(map(ast.unparse, read)))
 
 
+@rule("C05", "divide once: put terms over a common denominator, and multiply by a reciprocal")
 def divided(f: KernelFacts) -> Iterator[Finding]:
     """Find loops that divide, or take roots, several times for each result, and mostly wait for that."""
     for loop in f.loops:
@@ -417,6 +438,7 @@ def divided(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(slow[0].line, seen, cycles / max(cycles / each, others))
 
 
+@rule("C06", "write a polynomial without branches, which LLVM vectorizes")
 def called(f: KernelFacts) -> Iterator[Finding]:
     """Find calls of libm for each element."""
     for loop in f.loops:
@@ -430,6 +452,7 @@ def called(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(line, f"calls {name} of libm for each element", gain, tries)
 
 
+@rule("C07", "work on several independent sums or rows at once")
 def waiting(f: KernelFacts) -> Iterator[Finding]:
     """Find loops whose rounds wait for a result of the round before them."""
     for loop in f.loops:
@@ -499,6 +522,7 @@ def columns(f: KernelFacts) -> Iterator[tuple[int, str, int | None]]:
             yield loop.lineno, f"{name}[{ast.unparse(index).strip('()')}]", stride
 
 
+@rule("M01", "walk along rows, or pad the rows of a buffer of your own by 64 bytes")
 def aliased(f: KernelFacts) -> Iterator[Finding]:
     """Find columns whose elements share the sets of the first-level cache."""
     for line, access, stride in columns(f):
@@ -506,14 +530,7 @@ def aliased(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(line, f"walks down a column, {access}, in steps of {stride:,} bytes, a multiple of {PAGE:,}")
 
 
-def strided(f: KernelFacts) -> Iterator[Finding]:
-    """Find other columns."""
-    for line, access, stride in columns(f):
-        if not stride or stride % PAGE:
-            steps = f" in steps of {stride:,} bytes" if stride else ""
-            yield Finding(line, f"walks down a column, {access},{steps or ' one element of each row'}", COLUMN * LANES)
-
-
+@rule("M02", "do both in one loop, chunk by chunk")
 def reread(f: KernelFacts) -> Iterator[Finding]:
     """Find whole loops, one after the other, that each read the same elements of arrays that the caches lose."""
     if not f.call or f.call.level in ("", "L1", "L2") or not f.node:
@@ -533,9 +550,19 @@ def reread(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(s.lineno, seen, total / once)
 
 
+@rule("M05", "exchange the loops inside of prange, so that the innermost one runs along the last axis")
+def strided(f: KernelFacts) -> Iterator[Finding]:
+    """Find other columns."""
+    for line, access, stride in columns(f):
+        if not stride or stride % PAGE:
+            steps = f" in steps of {stride:,} bytes" if stride else ""
+            yield Finding(line, f"walks down a column, {access},{steps or ' one element of each row'}", COLUMN * LANES)
+
+
 # Threads --------------------------------------------------------------------------------------------------------------
 
 
+@rule("T01", "share more and smaller chunks: at least four a thread")
 def unshared(f: KernelFacts) -> Iterator[Finding]:
     """Find parallel loops with too few rounds for the threads, and long calls without any."""
     if not f.call or f.call.threads == 1 or not f.node:
@@ -548,6 +575,7 @@ def unshared(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(loop.lineno, f"has {chunks} rounds for {n} threads", gain)
 
 
+@rule("T03", "use range() for such sizes, or do more in one parallel loop")
 def started(f: KernelFacts) -> Iterator[Finding]:
     """Find calls that would be faster on one thread."""
     if not f.call or f.call.threads == 1 or not f.parallel or f.call.start_ns == inf:
@@ -562,6 +590,7 @@ def started(f: KernelFacts) -> Iterator[Finding]:
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
+@rule("N01", "sum chunks of fixed size into an array, and add these in order")
 def ordered(f: KernelFacts) -> Iterator[Finding]:
     """Find sums that numba splits by threads."""
     known = Doubles(f.types, {**f.constants, "np": np}, f.node).types if f.node else {}
@@ -576,6 +605,7 @@ def ordered(f: KernelFacts) -> Iterator[Finding]:
                 yield Finding(n.lineno, f"sums {name} in an order that depends on the number of threads")
 
 
+@rule("N02", "write np.float32(...) around its numbers, outside of the function, and around such results")
 def widened(f: KernelFacts) -> Iterator[Finding]:
     """Find where an innermost loop turns float32 to float64."""
     if f.node and any(i.double and i.line for loop in f.loops for i in loop.code):
@@ -585,136 +615,15 @@ def widened(f: KernelFacts) -> Iterator[Finding]:
             yield Finding(found[0], "computes in float64, since a number or a result in it is one", 2.0)
 
 
-@dataclass(frozen=True)
-class AdviceRule:
-    """A rule.
-
-    Attributes
-    ----------
-    find : yields what it finds.
-    most : where the figure of what it can gain comes from, before the roof limits it.
-    tries : what to try.
-    """
-
-    name: str
-    title: str
-    find: Callable[[KernelFacts], Iterable[Finding]]
-    most: str
-    tries: str
-
-
-RULES = (
-    AdviceRule(
-        "C01",
-        "an innermost loop is not vectorized, with LLVM's reason",
-        scalar,
-        "the floats of a vector, and what the rounds wait for each other",
-        "what the reason asks for: a local array, a local variable, another innermost loop",
-    ),
-    AdviceRule(
-        "C02",
-        "vectors are narrower than the machine's",
-        narrow,
-        "the ratio of the widths",
-        "give a round more neighbouring elements and no 64-bit numbers, or use cpuopt.kernels.toolkit.lanes",
-    ),
-    AdviceRule(
-        "C03",
-        "a tenth of an innermost loop's instructions are spills",
-        spilled,
-        "the share of the spills",
-        "use fewer local variables at once: a smaller tile, or two loops",
-    ),
-    AdviceRule(
-        "C04",
-        "a vector is gathered element by element",
-        gathered,
-        "the floats of a vector",
-        "run the innermost loop along the last axis, or copy what it reads to a contiguous buffer first",
-    ),
-    AdviceRule(
-        "C05",
-        "several divisions or roots for each result take most of the time",
-        divided,
-        "their cycles, with one division left",
-        "divide once: put terms over a common denominator, and multiply by a reciprocal",
-    ),
-    AdviceRule(
-        "C06",
-        "libm is called for each element",
-        called,
-        "the time of an inlined tanh",
-        "write a polynomial without branches, which LLVM vectorizes",
-    ),
-    AdviceRule(
-        "C07",
-        "a round waits for a result of the round before it",
-        waiting,
-        "the cycles of the chain over those of the instructions",
-        "work on several independent sums or rows at once",
-    ),
-    AdviceRule(
-        "M01",
-        "an innermost loop walks in steps of a multiple of 4 KB",
-        aliased,
-        "the roof",
-        "walk along rows, or pad the rows of a buffer of your own by 64 bytes",
-    ),
-    AdviceRule(
-        "M02",
-        "a loop reads again what the caches have lost",
-        reread,
-        "the elements of all loops over those of the arrays",
-        "do both in one loop, chunk by chunk",
-    ),
-    AdviceRule(
-        "M05",
-        "an innermost loop walks down a column",
-        strided,
-        "the floats of a vector, times 3 for the second-level cache",
-        "exchange the loops inside of prange, so that the innermost one runs along the last axis",
-    ),
-    AdviceRule(
-        "T01",
-        "there are too few chunks for the threads",
-        unshared,
-        "the rounds of the busiest thread over the mean",
-        "share more and smaller chunks: at least four a thread",
-    ),
-    AdviceRule(
-        "T03",
-        "one thread would be faster than starting all",
-        started,
-        "the time over that of one thread at a quarter of the roof",
-        "use range() for such sizes, or do more in one parallel loop",
-    ),
-    AdviceRule(
-        "N01",
-        "the bits of a sum depend on the number of threads",
-        ordered,
-        "the same bits for any number of threads",
-        "sum chunks of fixed size into an array, and add these in order",
-    ),
-    AdviceRule(
-        "N02",
-        "an innermost loop computes in float64",
-        widened,
-        "the floats that a vector holds",
-        "write np.float32(...) around its numbers, outside of the function, and around such results",
-    ),
-)
-
-
 def advise(f: KernelFacts) -> list[Advice]:
     """Return the advice on a kernel, the largest gain first; once for each rule and line."""
     found: dict[tuple[str, int], Advice] = {}
-    for rule in RULES:
-        for x in rule.find(f):
+    for name, (find, tries) in RULES.items():
+        for x in find(f):
             gain = x.gain
-            if f.call and f.call.least_ns and rule.name != "N01":
+            if f.call and f.call.least_ns and name != "N01":
                 gain = min(gain or inf, max(1.0, f.call.ns / f.call.least_ns))
             if gain is None or gain >= LEAST:
                 text = f.lines[x.line - 1].strip() if 0 < x.line <= len(f.lines) else ""
-                made = Advice(rule.name, x.line, text, x.seen, gain, x.tries or rule.tries)
-                found.setdefault((rule.name, x.line), made)
+                found.setdefault((name, x.line), Advice(name, x.line, text, x.seen, gain, x.tries or tries))
     return sorted(found.values(), key=lambda a: -(a.gain or inf))
