@@ -14,21 +14,22 @@ between schemes is taken seed by seed, so that what the seeds do is not in its i
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from flags import begun, keep, known, recorded
 
-from cpuopt.files import write_whole
+from cpuopt.isolate.process import Side, Worker
 from cpuopt.lab.peers.plan import OPTIMIZER
-from cpuopt.machine import describe
 from cpuopt.train.job import Job, Settings, named, prepare
 from cpuopt.train.schedule import rate
 
@@ -53,89 +54,90 @@ INT8: dict[str, dict[str, Any]] = {
 }
 """The schemes whose products are in int8, by the NumPy kernels of ``int8_kernels.py``, which take minutes a seed."""
 UNJUDGED = {"require_right": lambda *args, **more: [], "judge_first_step": lambda job: []}
-PEERS = {"PyTorch, autocast to bf16": "autocast", "PyTorch, all in bf16": "all"}
-"""What is bfloat16 in PyTorch, as `peer_worker.py` has it."""
+PEERS = {"PyTorch, autocast to bf16": "autocast", "PyTorch, all in bf16": "all in bf16"}
+"""The modes of PyTorch, as `race_worker.py` has them."""
+LONGEST_S = 24 * 3600.0
+"""Seconds that a run may take."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t of a 95 % interval, by the number of values."""
 
 
-def settings_of(seed: int, steps: int, threads: int | None, **scheme: Any) -> Settings:
+def settings_of(seed: int, threads: int | None, *, steps: int, lr: float = 1e-3, **more: Any) -> Settings:
     """Return the settings of a run."""
-    how = {"lr": 1e-3, "schedule": "cosine", "warmup_steps": min(100, steps // 2), "lr_end": 0.1, "guard": "off"}
-    sizes = {"B": 12, "T": 64, "steps": steps, "seed": seed, "threads": threads}
-    return Settings(model="gpt2-nano", val_every=0, **sizes, **how, **scheme)
+    how = {"schedule": "cosine", "warmup_steps": min(100, steps // 2), "lr_end": 0.1, "guard": "off", "val_every": 0}
+    return Settings(steps=steps, lr=lr, seed=seed, threads=threads, **how, **more)
 
 
-def ours(job: Job, text: list[dict[str, Array]]) -> list[float]:
-    """Train, and return the validation losses."""
-    found = []
+def text_of(job: Job, batches: int) -> list[dict[str, Array]]:
+    """Return the batches of a validation."""
+    val = job.corpus.batches("val", job.settings.B, job.settings.T)
+    return [named(val.at(n)) for n in range(batches)]
+
+
+def trained(job: Job, text: list[dict[str, Array]], every: int, limit_s: float = inf) -> list[list[float]]:
+    """Train; return steps, seconds of training and loss at each validation, the first before any step."""
+    seconds, points = 0.0, list[list[float]]()
     while True:
-        if job.done % EVERY == 0:
-            found.append(float(np.mean([job.engine.forward(**batch) for batch in text])))
-        if job.done == job.settings.steps:
-            return found
+        over = seconds > limit_s or job.done == job.settings.steps
+        if job.done % every == 0 or over:
+            points.append([job.done, seconds, float(np.mean([job.engine.forward(**batch) for batch in text]))])
+        if over:
+            return points
+        start = time.perf_counter()
         job.take_step()
+        seconds += time.perf_counter() - start
 
 
-def theirs(python: str, bf16: str, jobs: list[Job], text: list[dict[str, Array]]) -> tuple[list[list[float]], str]:
-    """Train PyTorch's model on what some jobs begin with and read; return validation losses, and torch's version."""
-    with tempfile.TemporaryDirectory() as folder:
-        np.save(f"{folder}/val.npy", np.array([[b["tokens"], b["targets"]] for b in text]))
-        asked = []
-        for job in jobs:
-            s = job.settings
-            read = [named(job.batches.at(n)) for n in range(s.steps)]
-            np.save(f"{folder}/batches-{s.seed}.npy", np.array([[b["tokens"], b["targets"]] for b in read]))
-            np.savez(f"{folder}/params-{s.seed}.npz", **job.engine.parameters())
-            end = s.lr * s.lr_end
-            lrs = [
-                rate(s.schedule, n + 1, steps=s.steps, warmup=s.warmup_steps, peak=s.lr, end=end)
-                for n in range(s.steps)
-            ]
-            files = {"batches": f"{folder}/batches-{s.seed}.npy", "params": f"{folder}/params-{s.seed}.npz"}
-            asked.append({**files, "lrs": lrs})
-        request = {
-            "bf16": bf16,
-            "sizes": asdict(jobs[0].config),
-            "threads": jobs[0].engine.threads,
-            "optimizer": OPTIMIZER,
-            "val": f"{folder}/val.npy",
-            "every": EVERY,
-            "jobs": asked,
-        }
-        worker = Path(__file__).with_name("curve_worker.py")
-        done = subprocess.run([python, str(worker)], input=json.dumps(request), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"PyTorch's side ended with status {done.returncode}: {done.stderr[-2000:]}")
-    answer = json.loads(done.stdout)
-    return answer["losses"], answer["version"]
+def request_of(job: Job, text: list[dict[str, Array]], folder: str) -> dict[str, Any]:
+    """Write what PyTorch's side of a job begins with and reads; return its request for `race_worker.py`."""
+    s = job.settings
+    files = {name: f"{folder}/{s.seed}-{name}" for name in ("batches.npy", "val.npy", "params.npz")}
+    for name, read in ("batches.npy", [named(job.batches.at(n)) for n in range(s.steps)]), ("val.npy", text):
+        np.save(files[name], np.array([[b["tokens"], b["targets"]] for b in read]))
+    np.savez(files["params.npz"], **job.engine.parameters())
+    how = {"steps": s.steps, "warmup": s.warmup_steps, "peak": s.lr, "end": s.lr * s.lr_end}
+    return {
+        **{name.partition(".")[0]: file for name, file in files.items()},
+        "model": job.config.model,
+        "sizes": asdict(job.config),
+        "T": s.T,
+        "threads": job.engine.threads,
+        "optimizer": OPTIMIZER,
+        "lrs": [rate(s.schedule, n + 1, **how) for n in range(s.steps)],
+        "text": job.corpus.fingerprint,
+    }
 
 
 def measure(
-    seeds: int, steps: int, schemes: list[str], python: str | None, known: dict[str, Any], threads: int | None
+    seeds: int, steps: int, schemes: list[str], python: str | None, before: dict[str, Any], threads: int | None
 ) -> dict[str, Any]:
     """Train each scheme with each seed, but those that a record already has; return the record."""
-    record = {"kind": "cpuopt-curves", "machine": describe(), "every": EVERY, "steps": steps, "curves": {}} | known
+    record = begun("curves", every=EVERY, steps=steps, curves={}) | before
     curves: dict[str, list[list[float]]] = record["curves"]
-    for name in schemes:
-        if name in curves:
-            continue
-        for seed in range(seeds):
-            # the judge would refuse products in int8, since they are not those of float32
-            with patch.multiple("cpuopt.train.job", **UNJUDGED) if name in INT8 else nullcontext():
-                job = prepare(settings_of(seed, steps, threads, **(SCHEMES | INT8)[name]))
-            val = job.corpus.batches("val", job.settings.B, job.settings.T)
-            text = [named(val.at(n)) for n in range(BATCHES)]
-            curves.setdefault(name, []).append(ours(job, text))
-            print(f"{name}, seed {seed}: {curves[name][-1][-1]:.4f}", file=sys.stderr, flush=True)
-    for name, bf16 in PEERS.items() if python else ():
-        if name in curves:
-            continue
-        jobs = [prepare(settings_of(seed, steps, threads)) for seed in range(seeds)]
-        val = jobs[0].corpus.batches("val", jobs[0].settings.B, jobs[0].settings.T)
-        text = [named(val.at(n)) for n in range(BATCHES)]
-        curves[name], record["torch"] = theirs(python or "", bf16, jobs, text)
-        print(f"{name}: {curves[name][-1][-1]:.4f}", file=sys.stderr, flush=True)
+    known_ones = {*curves}
+
+    def note(name: str, seed: int, points: list[list[float]]) -> None:
+        curves.setdefault(name, []).append([loss for _, _, loss in points])
+        print(f"{name}, seed {seed}: {points[-1][2]:.4f}", file=sys.stderr, flush=True)
+
+    def job_of(name: str, seed: int) -> Job:
+        scheme = {"model": "gpt2-nano", "B": 12, "T": 64, "steps": steps, **(SCHEMES | INT8)[name]}
+        # the judge would refuse products in int8, since they are not those of float32
+        with patch.multiple("cpuopt.train.job", **UNJUDGED) if name in INT8 else nullcontext():
+            return prepare(settings_of(seed, threads, **scheme))
+
+    for name, seed in ((name, seed) for name in schemes if name not in known_ones for seed in range(seeds)):
+        job = job_of(name, seed)
+        note(name, seed, trained(job, text_of(job, BATCHES), EVERY))
+    for name in (name for name in PEERS if python and name not in known_ones):
+        side = Side("PyTorch", (python or "", str(Path(__file__).with_name("race_worker.py"))))
+        with tempfile.TemporaryDirectory() as folder, Worker(side, limit_s=LONGEST_S) as worker:
+            for seed in range(seeds):
+                job = job_of("float32", seed)
+                asked = request_of(job, text_of(job, BATCHES), folder)
+                found = worker.ask("run", **asked, peer=PEERS[name], every=EVERY, limit_s=LONGEST_S, began=time.time())
+                record["torch"] = found["version"]
+                note(name, seed, found["points"])
     return record
 
 
@@ -144,7 +146,7 @@ def interval(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), T_95[len(values)] * float(np.std(values, ddof=1)) / len(values) ** 0.5
 
 
-def table(record: dict[str, Any]) -> list[str]:
+def table(record: Mapping[str, Any]) -> list[str]:
     """Write the record as tables of docs/precision.md."""
     curves, every = record["curves"], record["every"]
     at = range(0, record["steps"] + 1, 5 * every)
@@ -170,21 +172,14 @@ def table(record: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Measure, or show a record."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--out", type=Path, help="write the record to this file; schemes that it has are not trained again")
-    p.add_argument("--show", type=Path, help="print the tables of this record, and measure nothing")
     p.add_argument("--peer-python", help="a Python that has torch; without one, PyTorch is left out")
     p.add_argument("--seeds", type=int, default=5, choices=sorted(T_95))
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--threads", type=int)
     p.add_argument("--scheme", action="append", choices=[*SCHEMES, *INT8], help="default: all but int8")
-    a = p.parse_args()
-    if a.show:
-        record = json.loads(a.show.read_text())
-    else:
-        known = json.loads(a.out.read_text()) if a.out and a.out.exists() else {}
-        record = measure(a.seeds, a.steps, a.scheme or list(SCHEMES), a.peer_python, known, a.threads)
-        if a.out:
-            write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
+    a = recorded(p, table, "kept")
+    record = measure(a.seeds, a.steps, a.scheme or list(SCHEMES), a.peer_python, known(a.out), a.threads)
+    keep(record, a.out)
     print("\n".join(table(record)))
 
 

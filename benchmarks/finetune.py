@@ -19,19 +19,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sizes import some_of
+from flags import begun, keep, known, recorded, some_of
 
-from cpuopt.files import write_whole
-from cpuopt.machine import describe
+from cpuopt import models
+from cpuopt.isolate.process import Side, Worker
+from cpuopt.isolate.serve import serve
 
 MODES = ("autocast", "bfloat16", "autocast, compiled", "bfloat16, compiled")
 KINDS = {"lora": "LoRA r=8", "full": "all weights", "narrow": "all weights, in bf16"}
@@ -41,82 +43,65 @@ LORA = {"r": 8, "alpha": 16.0}
 WORKER = Path(__file__).with_name("finetune_worker.py")
 
 
-class Side:
-    """A process that takes a step on request."""
+class Steps:
+    """A side that takes a step on request, and is stopped meanwhile; it has taken its first one."""
 
-    def __init__(self, python: str, script: Path, request: dict[str, Any]) -> None:
-        self.child = subprocess.Popen(
-            [python, str(script), "--side"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, stack: ExitStack, name: str, command: Sequence[str], request: Mapping[str, Any]) -> None:
+        self.worker = stack.enter_context(Worker(Side(name, tuple(command)), rests=True))
         self.ms: list[float] = []
-        self.peak = self.ask(request)["peak"]
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and wait for the answer."""
-        assert self.child.stdin
-        assert self.child.stdout
-        os.kill(self.child.pid, signal.SIGCONT)
-        print(json.dumps(request), file=self.child.stdin, flush=True)
-        line = self.child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {request} ended with {self.child.wait()}")
-        os.kill(self.child.pid, signal.SIGSTOP)
-        found: dict[str, Any] = json.loads(line)
-        return found
+        self.peak = self.worker.ask("init", **request)["peak"]
 
     def step(self) -> None:
         """Take a step, and keep its time."""
-        found = self.ask({"step": True})
+        found = self.worker.ask("step")
         self.ms.append(found["ms"])
         self.peak = found["peak"]
 
-    def end(self) -> None:
-        """End the process."""
-        self.child.kill()
-        self.child.wait()
 
-
-def serve() -> None:
+def answer() -> None:
     """Take the steps of cpuopt, as a side."""
-    import resource
+    taken: list[Callable[[], dict[str, Any]]] = []
 
-    request = json.loads(sys.stdin.readline())
-    from cpuopt.train.job import Settings, prepare
+    def init(request: Mapping[str, Any], say: Any) -> dict[str, Any]:
+        from cpuopt.train.job import Settings, prepare
 
-    lora = ",".join(f"{name}={x:g}" for name, x in LORA.items()) if request["lora"] else None
-    B, T = request["size"]
-    clock = time.process_time if request["busy"] else time.perf_counter
-    threads = 1 if request["busy"] else None
-    narrow = {"weights": "bf16", "moments": "bf16"} if request["narrow"] else {}
-    how = {"steps": 10**6, "val_every": 0, "threads": threads, "dtype": "bf16", **narrow}
-    job = prepare(Settings(model=request["model"], B=B, T=T, lora=lora, **how))
-    line, start = {}, clock()
-    while True:
-        job.take_step()
-        line = {"ms": (clock() - start) * 1e3, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
-        print(json.dumps(line), flush=True)
-        sys.stdin.readline()
-        start = clock()
+        lora = ",".join(f"{name}={x:g}" for name, x in LORA.items()) if request["lora"] else None
+        B, T = request["size"]
+        clock = time.process_time if request["busy"] else time.perf_counter
+        threads = 1 if request["busy"] else None
+        narrow = {"weights": "bf16", "moments": "bf16"} if request["narrow"] else {}
+        how = {"steps": 10**6, "val_every": 0, "threads": threads, "dtype": "bf16", **narrow}
+        job = prepare(Settings(model=request["model"], B=B, T=T, lora=lora, **how))
 
+        def step() -> dict[str, Any]:
+            start = clock()
+            job.take_step()
+            return {"ms": (clock() - start) * 1e3, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
-def peer_of(request: dict[str, Any], mode: str, python: str) -> Side:
-    """Start the peer in a mode; it has taken its first step."""
-    return Side(
-        python, WORKER, {**request, "mode": mode, "threads": 1 if request["busy"] else len(os.sched_getaffinity(0))}
-    )
+        taken[:] = [step]
+        return step()
+
+    serve({"init": init, "step": lambda request, say: taken[0]()})
 
 
-def probed(request: dict[str, Any], python: str, modes: Sequence[str]) -> dict[str, dict[str, float]]:
+OURS = sys.executable, __file__, "--side"
+
+
+def peer_of(stack: ExitStack, request: Mapping[str, Any], mode: str, python: str) -> Steps:
+    """Start the peer in a mode."""
+    threads = 1 if request["busy"] else len(os.sched_getaffinity(0))
+    return Steps(stack, mode, (python, str(WORKER)), {**request, "mode": mode, "threads": threads})
+
+
+def probed(request: Mapping[str, Any], python: str, modes: Sequence[str]) -> dict[str, dict[str, float]]:
     """Take a few steps of the peer in each mode; return the time of the fastest and the peak by mode."""
     found = {}
     for mode in modes:
-        side = peer_of(request, mode, python)
-        try:
+        with ExitStack() as stack:
+            side = peer_of(stack, request, mode, python)
             for _ in range(PROBED):
                 side.step()
-            found[mode] = {"ms": min(side.ms), "gb": side.peak / 1e6}
-        finally:
-            side.end()
+        found[mode] = {"ms": min(side.ms), "gb": side.peak / 1e6}
         print(f"# {request['model']} {request['lora']}: {mode}: {found[mode]}", file=sys.stderr)
     return found
 
@@ -125,24 +110,18 @@ def measured(
     model: str, size: str, what: str, python: str, rounds: int, busy: bool, tried: Sequence[str]
 ) -> dict[str, Any]:
     """Compare one case."""
-    from cpuopt import models
-
     B, T = map(int, size.split("x"))
     config, kind = models.parse(model), {"lora": what == "lora", "narrow": what == "narrow"}
     request = {"model": model, "config": config.to_transformers(), "size": (B, T), "busy": busy, **kind, **LORA}
     modes = probed(request, python, tried)
     mode = min(modes, key=lambda m: modes[m]["ms"])
-    sides: list[Side] = []
-    Side(sys.executable, Path(__file__), request).end()  # if kernels are to be compiled, it needs the memory for that
-    try:
-        sides += [Side(sys.executable, Path(__file__), request)]
-        sides += [peer_of(request, mode, python)]
+    with ExitStack() as stack:
+        Steps(stack, "cpuopt", OURS, request)  # if kernels are to be compiled, it needs the memory for that
+    with ExitStack() as stack:
+        sides = Steps(stack, "cpuopt", OURS, request), peer_of(stack, request, mode, python)
         for n in range(2 * rounds + 1):
             for side in sides if n % 2 else sides[::-1]:
                 side.step()
-    finally:
-        for side in sides:
-            side.end()
     ours, theirs = ({"ms": side.ms[1:], "gb": side.peak / 1e6} for side in sides)
     return {
         "model": model, "size": size, **kind, "load": os.getloadavg()[0], "modes": modes,
@@ -191,30 +170,21 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=4)
     p.add_argument("--busy", action="store_true", help="count the processor time of one thread")
     p.add_argument("--eager", action="store_true", help="leave out the peer's compiled modes, which take minutes")
-    p.add_argument("--out", type=Path, help="write the record to this file after each case; cases that it has are kept")
-    p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
-    p.add_argument("--side", action="store_true", help=argparse.SUPPRESS)
-    a = p.parse_args()
-    if a.side:
-        serve()
-    if a.show:
-        print("\n".join(table(json.loads(a.show.read_text()))))
+    if "--side" in sys.argv:
+        answer()
         return
+    a = recorded(p, table, "kept")
     if not a.peer_python:
         p.error("--peer-python PATH is needed: a Python that has torch, transformers and peft")
     ask = "import json, peft, torch, transformers as t; m = (torch, t, peft); "
     ask += "print(json.dumps({x.__name__: x.__version__ for x in m}))"
     versions = json.loads(subprocess.run([a.peer_python, "-c", ask], check=True, capture_output=True).stdout)
     tried = [mode for mode in MODES if not (a.eager and mode.endswith("compiled"))]
-    record = {
-        "kind": "cpuopt-finetune", "machine": describe(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": versions, "rounds": a.rounds, "busy": a.busy, "rows": list[dict[str, Any]](),
-    }  # fmt: skip
-    if a.out and a.out.exists():
-        known = json.loads(a.out.read_text())
-        if apart := [n for n, (one, other) in conditions(record, known).items() if one != other]:
+    record = begun("finetune", versions=versions, rounds=a.rounds, busy=a.busy, rows=list[dict[str, Any]]())
+    if before := known(a.out):
+        if apart := [n for n, (one, other) in conditions(record, before).items() if one != other]:
             p.error(f"--out {a.out}: its record has another {apart[0]}; name a new file")
-        record = known
+        record = before
     rows = record["rows"]
     kept = [(row["model"], row["size"], kind_of(row)) for row in rows]
     for model, size in (case.split(":") for case in a.cases.split(",")):
@@ -222,8 +192,7 @@ def main() -> None:
             rows.append(measured(model, size, what, a.peer_python, a.rounds, a.busy, tried))
             rows.sort(key=lambda row: row["model"], reverse=True)  # the new one behind those of its model
             print("\n".join(table(record)), flush=True)
-            if a.out:
-                write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
+            keep(record, a.out)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from peer_tuning import tune
 
@@ -14,11 +14,11 @@ tune()  # before torch
 import peft  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from peer_worker import serve  # noqa: E402
 
 
-def main() -> None:
-    """Take a step for each line."""
-    request = json.loads(sys.stdin.readline())
+def steps_of(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Make a model, and the function that takes a step of it."""
     torch.set_num_threads(request["threads"])
     config = transformers.AutoConfig.for_model(**request["config"])
     narrow = request["mode"].startswith("bfloat16")
@@ -35,8 +35,9 @@ def main() -> None:
     B, T = request["size"]
     ids = torch.randint(0, config.vocab_size, (B, T + 1), generator=torch.Generator().manual_seed(0))
     clock = time.process_time if request["busy"] else time.perf_counter
-    start = clock()
-    while True:
+
+    def step() -> dict[str, Any]:
+        start = clock()
         with torch.autocast("cpu", torch.bfloat16):
             logits = run(input_ids=ids[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
@@ -44,10 +45,20 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         loss.item()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps({"ms": (clock() - start) * 1e3, "peak": peak}), flush=True)
-        sys.stdin.readline()
-        start = clock()
+        return {"ms": (clock() - start) * 1e3, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+    return step
+
+
+def main() -> None:
+    """Take a step for each request."""
+    taken: list[Callable[[], dict[str, Any]]] = []
+
+    def init(request: dict[str, Any], say: Any) -> dict[str, Any]:
+        taken[:] = [steps_of(request)]
+        return taken[0]()
+
+    serve({"init": init, "step": lambda request, say: taken[0]()})
 
 
 if __name__ == "__main__":

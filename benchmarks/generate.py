@@ -19,91 +19,31 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "golden"))
 
-from params import deviation, make_params
+from params import deviation
 from peer_tuning import tune
 
 SEED = 7
 TYPES = {"float32": "float32", "bf16": "bfloat16"}
 APART = {"float32": 1e-4, "bf16": 3e-2}
 """How far the logits of both may be apart, of the largest: a rounding to bfloat16 is 4e-3."""
-Read = Callable[[list[int]], np.ndarray]
-Made = tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]
+Made = tuple[Any, ...]
+"""What reads tokens, what forgets them, and what measures the roof."""
 
 
-def sizes_of(model: str) -> dict[str, int]:
-    """Return a preset's sizes."""
-    layers, heads, width, vocabulary = {
-        "gpt2-tiny": (2, 2, 64, 256),
-        "gpt2-6L": (6, 8, 256, 50257),
-        "gpt2-124M": (12, 12, 768, 50257),
-    }[model]
-    context = 64 if model == "gpt2-tiny" else 1024
-    return dict(n_layer=layers, n_head=heads, n_embd=width, vocab_size=vocabulary, block_size=context)  # noqa: C408
-
-
-def cpuopt_side(model: str, threads: int, dtype: str) -> Made:
+def cpuopt_side(folder: Path, threads: int, dtype: str) -> Made:
     """Return functions that read tokens, forget them, and measure the roof."""
-    from cpuopt.generate.decoder import Decoder, read_bandwidth
-    from cpuopt.models.gpt2 import Config
-
-    sizes = sizes_of(model)
-    decoder = Decoder(Config(**sizes), threads=threads, processes=threads, dtype=dtype)
-    params = make_params(**sizes, seed=SEED)
-    for name, p in decoder.parameters().items():
-        p[...] = params[name]
-
-    def roof() -> dict[str, float]:
-        return {"weight_bytes": decoder.weight_bytes, "read_bytes_per_s": read_bandwidth(decoder)}
-
-    return decoder.read, decoder.restart, roof
-
-
-def torch_side(model: str, threads: int, dtype: str) -> Made:
-    """Return the same functions of PyTorch, without a measured roof."""
-    tune()  # before torch
-    import torch
-    from peer_gpt2 import GPT2, load
-    from torch.nn import functional as F
-
-    torch.set_num_threads(threads)
-    sizes = sizes_of(model)
-    gpt2 = GPT2(**sizes)
-    load(gpt2, make_params(**sizes, seed=SEED))
-    gpt2.eval().to(getattr(torch, dtype))
-    NH, HS = sizes["n_head"], sizes["n_embd"] // sizes["n_head"]
-    shape = (sizes["n_layer"], 2, 1, NH, sizes["block_size"], HS)
-    cache, at = torch.zeros(shape, dtype=getattr(torch, dtype)), [0]
-
-    @torch.inference_mode()
-    def read(tokens: list[int]) -> np.ndarray:
-        p, n = at[0], len(tokens)
-        x = gpt2.wte(torch.tensor([tokens])) + gpt2.wpe(torch.arange(p, p + n))
-        for block, (keys, values) in zip(gpt2.h, cache, strict=True):
-            q, k, v = (y.view(1, n, NH, HS).transpose(1, 2) for y in block.attn.c_attn(block.ln_1(x)).split(NH * HS, 2))
-            keys[:, :, p : p + n], values[:, :, p : p + n] = k, v
-            y = F.scaled_dot_product_attention(q, keys[:, :, : p + n], values[:, :, : p + n], is_causal=n > 1)
-            x = x + block.attn.c_proj(y.transpose(1, 2).reshape(1, n, NH * HS))
-            x = x + block.mlp(block.ln_2(x))
-        at[0] += n
-        return F.linear(gpt2.ln_f(x[:, -1]), gpt2.wte.weight)[0].float().numpy()
-
-    return read, lambda: at.__setitem__(0, 0), dict
-
-
-def given_to_cpuopt(folder: Path, threads: int, dtype: str) -> Made:
-    """Return the same functions for a model whose sizes and weights are in a folder."""
     from cpuopt import models
     from cpuopt.generate.decoder import Decoder, read_bandwidth
 
@@ -120,25 +60,62 @@ def given_to_cpuopt(folder: Path, threads: int, dtype: str) -> Made:
     return decoder.read, decoder.restart, roof
 
 
-def given_to_torch(folder: Path, threads: int, dtype: str) -> Made:
-    """Return the same functions of transformers."""
+def torch_side(folder: Path, threads: int, dtype: str) -> Made:
+    """Return the same functions of PyTorch, without a measured roof."""
     tune()  # before torch
     import torch
-    from peer_llama import transformers_own
-    from transformers import DynamicCache
 
     torch.set_num_threads(threads)
     sizes = json.loads((folder / "sizes.json").read_text())
     with np.load(folder / "params.npz") as params:
-        model = transformers_own(sizes.pop("model"), sizes, dict(params)).eval().to(getattr(torch, dtype))
+        weights = dict(params)
+    name = sizes.pop("model", "gpt2")  # the sizes of GPT-2 name no model
+    read, restart = (torch_gpt2 if name == "gpt2" else torch_llama)(name, sizes, weights, getattr(torch, dtype))
+    return torch.inference_mode()(read), restart, dict
+
+
+def torch_gpt2(name: str, sizes: dict[str, int], weights: dict[str, np.ndarray], dtype: Any) -> Made:
+    """Return the functions of a plain GPT-2 with a cache that is allocated ahead."""
+    import torch
+    from peer_gpt2 import GPT2, load
+    from torch.nn import functional as F
+
+    gpt2 = GPT2(**sizes)
+    load(gpt2, weights)
+    gpt2.eval().to(dtype)
+    NH, HS = sizes["n_head"], sizes["n_embd"] // sizes["n_head"]
+    cache = torch.zeros((sizes["n_layer"], 2, 1, NH, sizes["block_size"], HS), dtype=dtype)
+    at = [0]
+
+    def read(tokens: list[int]) -> np.ndarray:
+        p, n = at[0], len(tokens)
+        x = gpt2.wte(torch.tensor([tokens])) + gpt2.wpe(torch.arange(p, p + n))
+        for block, (keys, values) in zip(gpt2.h, cache, strict=True):
+            q, k, v = (y.view(1, n, NH, HS).transpose(1, 2) for y in block.attn.c_attn(block.ln_1(x)).split(NH * HS, 2))
+            keys[:, :, p : p + n], values[:, :, p : p + n] = k, v
+            y = F.scaled_dot_product_attention(q, keys[:, :, : p + n], values[:, :, : p + n], is_causal=n > 1)
+            x = x + block.attn.c_proj(y.transpose(1, 2).reshape(1, n, NH * HS))
+            x = x + block.mlp(block.ln_2(x))
+        at[0] += n
+        return F.linear(gpt2.ln_f(x[:, -1]), gpt2.wte.weight)[0].float().numpy()
+
+    return read, lambda: at.__setitem__(0, 0)
+
+
+def torch_llama(name: str, sizes: dict[str, Any], weights: dict[str, np.ndarray], dtype: Any) -> Made:
+    """Return the functions of transformers, with its own cache."""
+    import torch
+    from peer_llama import transformers_own
+    from transformers import DynamicCache
+
+    model = transformers_own(name, sizes, weights).eval().to(dtype)
     cache = [DynamicCache()]
 
-    @torch.inference_mode()
     def read(tokens: list[int]) -> np.ndarray:
         found = model(torch.tensor([tokens]), past_key_values=cache[0], use_cache=True, logits_to_keep=1)
         return found.logits[0, -1].float().numpy()
 
-    return read, lambda: cache.__setitem__(0, DynamicCache()), dict
+    return read, lambda: cache.__setitem__(0, DynamicCache())
 
 
 def give(model: str, folder: Path) -> None:
@@ -153,14 +130,10 @@ def give(model: str, folder: Path) -> None:
     np.savez(folder / "params.npz", **params)
 
 
-def work(side: str, model: str, threads: int, dtype: str, tokens: int, prompt: int, folder: Path | None) -> None:
+def work(side: str, threads: int, dtype: str, tokens: int, prompt: int, folder: Path) -> None:
     """Answer each request with one trial: the prompt, then token after token."""
-    if folder is None:
-        vocab_size = sizes_of(model)["vocab_size"]
-        read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(model, threads, dtype)
-    else:
-        vocab_size = json.loads((folder / "sizes.json").read_text())["vocab_size"]
-        read, restart, roof = (given_to_cpuopt if side == "cpuopt" else given_to_torch)(folder, threads, dtype)
+    vocab_size = json.loads((folder / "sizes.json").read_text())["vocab_size"]
+    read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(folder, threads, dtype)
     ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, vocab_size, 4096).tolist()
     for line in sys.stdin:
         request = json.loads(line)
@@ -203,14 +176,13 @@ def main() -> int:
     p.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.work:
-        work(a.work, a.model, a.threads, TYPES[a.dtype], a.tokens, a.prompt, a.folder)
+        work(a.work, a.threads, TYPES[a.dtype], a.tokens, a.prompt, a.folder)
         return 0
     from cpuopt.isolate.process import Side, Worker  # here, because torch's Python may not have cpuopt
     from cpuopt.lab.peers import way
     from cpuopt.measure.comparison import compare
 
-    flags = ["--model", a.model, "--threads", str(a.threads), "--tokens", str(a.tokens), "--prompt", str(a.prompt)]
-    flags += ["--dtype", a.dtype]
+    flags = ["--threads", str(a.threads), "--tokens", str(a.tokens), "--prompt", str(a.prompt), "--dtype", a.dtype]
     pythons = {"cpuopt": sys.executable, "torch": a.torch_python}
     trials: dict[str, list[dict]] = {side: [] for side in pythons}
 
@@ -219,10 +191,9 @@ def main() -> int:
         return trials[side][-1]["token_s"]
 
     with ExitStack() as stack:
-        if not a.model.startswith("gpt2"):
-            folder = stack.enter_context(TemporaryDirectory(prefix="cpuopt-generate-"))
-            give(a.model, Path(folder))
-            flags += ["--folder", folder]
+        folder = stack.enter_context(TemporaryDirectory(prefix="cpuopt-generate-"))
+        give(a.model, Path(folder))
+        flags += ["--folder", folder]
         workers = {}
         for side, python in pythons.items():
             command = (python, __file__, "--work", side, *flags)

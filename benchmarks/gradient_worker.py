@@ -1,16 +1,14 @@
-"""PyTorch's side of `gradients.py`: a request on stdin, the errors on stdout. It imports nothing of cpuopt."""
+"""PyTorch's side of `gradients.py`. It imports nothing of cpuopt."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import numpy as np
 import peer_gpt2
 import peer_llama
 import torch
-from peer_worker import LLAMAS, model_of
+from peer_worker import LLAMAS, model_of, serve
 from torch.nn import functional
 
 plain = functional.linear
@@ -46,17 +44,16 @@ def errors(got: dict[str, Any], want: dict[str, Any]) -> dict[str, float]:
     return {"": (sum(squares.values()) / sum(sizes.values())) ** 0.5, **found}
 
 
-def main() -> None:
-    """Answer the request."""
-    request = json.load(sys.stdin)
+def answer(request: dict[str, Any], say: Any) -> dict[str, Any]:
+    """Return the errors of the gradients that are given, and of those of autocast."""
     torch.set_num_threads(request["threads"])
     want, autocast = (gradients(request, exact) for exact in (True, False))
     with np.load(f"{request['folder']}/gradients.npz") as given:
         ours = dict(given)
     if request["model"] in LLAMAS:
         ours = {name: x.numpy() for name, x in peer_llama.joined(ours).items()}
-    json.dump([errors(ours, want), errors(autocast, want)], sys.stdout)
+    return {"errors": [errors(ours, want), errors(autocast, want)]}
 
 
 if __name__ == "__main__":
-    main()
+    serve({"errors": answer})

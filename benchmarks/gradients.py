@@ -12,14 +12,13 @@ squared differences over that of the reference's squares: of all parameters toge
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
+from cpuopt.isolate.process import Side, Worker
 from cpuopt.train.job import Settings, prepare
 
 TRAINED = 20
@@ -43,10 +42,8 @@ def row(model: str, size: str, python: str) -> str:
         for name, content in arrays.items():
             np.savez(f"{folder}/{name}.npz", **content)
         sizes = {"sizes": asdict(job.config), "model": job.config.model, "threads": job.engine.threads}
-        worker = Path(__file__).with_name("gradient_worker.py")
-        request = json.dumps({"folder": folder, "T": T, "mode": "eager", **sizes})
-        done = subprocess.run([python, str(worker)], input=request, text=True, stdout=subprocess.PIPE, check=True)
-    ours, other = json.loads(done.stdout)
+        with Worker(Side("PyTorch", (python, str(Path(__file__).with_name("gradient_worker.py"))))) as worker:
+            ours, other = worker.ask("errors", folder=folder, T=T, mode="eager", **sizes)["errors"]
     better = sum(ours[n] <= other[n] for n in ours if n)
     worst = [max((e, n) for n, e in found.items() if n) for found in (ours, other)]
     cells = [f"{e[''] * 100:.3f} %" for e in (ours, other)] + [f"{e * 100:.2f} % {n}" for e, n in worst]

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-from sizes import size
+from flags import size
 
 from cpuopt.isolate.process import Side, Worker
 from cpuopt.isolate.serve import serve

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -269,40 +269,46 @@ def peak_rss_mb() -> float:
     return (peak if sys.platform == "darwin" else peak * 1024) / 1e6
 
 
-def main() -> None:
-    """Answer requests until stdin closes."""
+def serve(handlers: Mapping[str, Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]]) -> None:
+    """Answer requests, lines of JSON, until stdin closes, as ``cpuopt/isolate/serve.py`` does."""
     with os.fdopen(os.dup(1), "w") as channel, open(0) as requests:
         os.dup2(2, 1)  # what a library prints must not come between the answers
 
-        def answer(**content: Any) -> None:
+        def answer(content: dict[str, Any]) -> None:
             channel.write(json.dumps(content) + "\n")
             channel.flush()
 
-        session = None
         for line in requests:
             request = json.loads(line)
             try:
-                if request["do"] == "check":
-                    check(request)
-                    answer()
-                elif request["do"] == "init":
-                    if request["mode"] == "compile":
-                        answer(progress="torch.compile compiles")
-                    session = Session(request)
-                    torch = session.torch
-                    versions = {"python": platform.python_version(), "torch": torch.__version__}
-                    answer(threads=torch.get_num_threads(), versions=versions)
-                elif session is None:
-                    raise PeerError(f"'{request['do']}' before 'init'")
-                elif request["do"] == "loss":
-                    answer(**session.losses(request["scales"]))
-                elif request["do"] == "steps":
-                    answer(**session.steps(request["n"]))
-                else:
-                    used = peak_rss_mb()
-                    answer(peak_rss_mb=used, versions={}, library=session.library())
+                answer(handlers[request["do"]](request, lambda text: answer({"progress": text})))
             except PeerError as e:
-                answer(error=str(e))
+                answer({"error": str(e)})
+
+
+def main() -> None:
+    """Answer the requests of `cpuopt bench`."""
+    made: list[Session] = []
+
+    def checked(request: dict[str, Any], say: Any) -> dict[str, Any]:
+        check(request)
+        return {}
+
+    def init(request: dict[str, Any], say: Any) -> dict[str, Any]:
+        if request["mode"] == "compile":
+            say("torch.compile compiles")
+        made[:] = [Session(request)]
+        torch = made[0].torch
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        return {"threads": torch.get_num_threads(), "versions": versions}
+
+    serve({
+        "check": checked,
+        "init": init,
+        "loss": lambda request, say: made[0].losses(request["scales"]),
+        "steps": lambda request, say: made[0].steps(request["n"]),
+        "peak": lambda request, say: {"peak_rss_mb": peak_rss_mb(), "versions": {}, "library": made[0].library()},
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,10 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sizes import some_of
-
-from cpuopt.files import write_whole
-from cpuopt.machine import describe
+from flags import begun, keep, known, recorded, some_of
 
 QUESTIONS = Path(__file__).parents[1] / "examples" / "questions.jsonl"
 JOBS = {
@@ -93,21 +90,13 @@ def main() -> None:
     p.add_argument("--only", type=some_of([*JOBS]), default=[*JOBS], help="jobs, with commas between")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--threads", type=int)
-    p.add_argument("--out", type=Path, help="write the record to this file, anew after each job; others in it stay")
-    p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
-    a = p.parse_args()
-    if a.show:
-        print("\n".join(table(json.loads(a.show.read_text()))))
-        return
-    rows = json.loads(a.out.read_text())["rows"] if a.out and a.out.exists() else []
+    a = recorded(p, table, "kept if they are of other jobs")
+    rows = known(a.out).get("rows", [])
     for job in a.only:
         rows = [row for row in rows if row["job"] != job] + [measured(job, a.rounds, a.threads)]
-        record = {
-            "kind": "cpuopt-plans", "machine": describe(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "threads": a.threads, "rows": sorted(rows, key=lambda row: [*JOBS].index(row["job"])),
-        }  # fmt: skip
-        if a.out:
-            write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
+        rows.sort(key=lambda row: [*JOBS].index(row["job"]))
+        record = begun("plans", threads=a.threads, rows=rows)
+        keep(record, a.out)
     print("\n".join(table(record)))
 
 

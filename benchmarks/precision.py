@@ -15,22 +15,17 @@ arena holds, planned.
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sizes import sizes
+from flags import begun, keep, recorded, sizes
 
 from cpuopt import models
 from cpuopt.check.cases import Case
 from cpuopt.check.gate import require_right
 from cpuopt.engine import Engine
-from cpuopt.files import write_whole
 from cpuopt.kernels.registry import Choice
-from cpuopt.machine import describe
 from cpuopt.measure.comparison import compare, timer
 from cpuopt.program.fuse import usual
 from cpuopt.wording import spread
@@ -111,21 +106,14 @@ def main() -> None:
     p.add_argument("--sizes", type=sizes, help="of --model; 1x16,1x64,4x64 by default")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--threads", type=int)
-    p.add_argument("--out", type=Path, help="write the record to this file, anew after each row")
-    p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
-    a = p.parse_args()
-    if a.show:
-        print("\n".join(table(json.loads(a.show.read_text()))))
-        return
+    a = recorded(p, table)
     cases = {a.model: a.sizes or sizes("1x16,1x64,4x64")} if a.model else {m: sizes(x) for m, x in CASES.items()}
     rows: list[dict[str, Any]] = []
-    began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    record = {"kind": "cpuopt-precision", "machine": describe(), "time": began, "rounds": a.rounds, "rows": rows}
+    record = begun("precision", rounds=a.rounds, rows=rows)
     for model, size in ((m, size) for m, found in cases.items() for size in found):
         rows.append(measured(model, size, a.rounds, a.threads))
         print("\n".join([*table(record)][-2 if len(rows) > 1 else 0 : -1]), flush=True)
-        if a.out:
-            write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
+        keep(record, a.out)
 
 
 if __name__ == "__main__":

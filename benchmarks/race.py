@@ -14,25 +14,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import log
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from curves import T_95, interval
+from curves import LONGEST_S, T_95, interval, request_of, settings_of, text_of, trained
+from flags import begun, keep
 
-from cpuopt.files import write_whole
-from cpuopt.lab.peers.plan import OPTIMIZER
+from cpuopt.isolate.process import Side, Worker
+from cpuopt.isolate.serve import serve
 from cpuopt.machine import describe
-from cpuopt.train.job import Job, Settings, named, prepare
-from cpuopt.train.schedule import rate
+from cpuopt.train.job import Job, prepare
 
 HERE = Path(__file__).resolve()
 PAGE, RECORDS = HERE.parents[1] / "docs" / "race.md", HERE.with_name("records")
@@ -50,68 +47,27 @@ RECIPES: dict[str, dict[str, Any]] = {
 """The runs: a model, a batch, a schedule, the loss in bits per byte, and the seconds of training at which one ends."""
 
 
-def settings_of(recipe: Mapping[str, Any], seed: int, threads: int | None) -> Settings:
-    """Return the settings of cpuopt's run."""
-    how = {"schedule": "cosine", "warmup_steps": min(100, recipe["steps"] // 2), "lr_end": 0.1, "guard": "off"}
+def job_of(recipe: Mapping[str, Any], seed: int, threads: int | None) -> Job:
+    """Make the job of cpuopt's run."""
     own = {k: recipe[k] for k in ("model", "B", "T", "steps", "lr", "dtype")}
-    return Settings(val_every=0, seed=seed, threads=threads, **own, **how)
+    return prepare(settings_of(seed, threads, **own))
 
 
-def text_of(job: Job) -> list[dict[str, Any]]:
-    """Return the batches of a validation."""
-    val = job.corpus.batches("val", job.settings.B, job.settings.T)
-    return [named(val.at(n)) for n in range(BATCHES)]
-
-
-def own(request: Mapping[str, Any]) -> dict[str, Any]:
+def own(request: Mapping[str, Any], say: object) -> dict[str, Any]:
     """Train with cpuopt; return what `race_worker.run` does."""
-    job = prepare(settings_of(request, request["seed"], request["threads"]))
-    text, every, points, trained = text_of(job), request["every"], [], 0.0
-    ready = time.time() - request["began"]
-    while job.done < request["steps"]:
-        start = time.perf_counter()
-        job.take_step()
-        trained += time.perf_counter() - start
-        over = trained > request["limit_s"] or job.done == request["steps"]
-        if job.done % every == 0 or over:
-            points.append([job.done, trained, float(np.mean([job.engine.forward(**batch) for batch in text]))])
-            if over:
-                break
+    job = job_of(request, request["seed"], request["threads"])
+    text, ready = text_of(job, BATCHES), time.time() - request["began"]
+    points = trained(job, text, request["every"], request["limit_s"])
     return {"ready_s": ready, "points": points, "waiting": describe()["waiting"]}
 
 
-def files_of(recipe: Mapping[str, Any], seed: int, threads: int | None, folder: str) -> dict[str, Any]:
-    """Write what PyTorch's side of a seed begins with and reads; return its request."""
-    job = prepare(settings_of(recipe, seed, threads))
-    s, config = job.settings, job.config
-    read = [named(job.batches.at(n)) for n in range(s.steps)]
-    np.save(f"{folder}/batches-{seed}.npy", np.array([[b["tokens"], b["targets"]] for b in read]))
-    np.save(f"{folder}/val.npy", np.array([[b["tokens"], b["targets"]] for b in text_of(job)]))
-    np.savez(f"{folder}/params-{seed}.npz", **job.engine.parameters())
-    how = {"steps": s.steps, "warmup": s.warmup_steps, "peak": s.lr, "end": s.lr * s.lr_end}
-    return {
-        "model": config.model,
-        "sizes": asdict(config),
-        "T": s.T,
-        "threads": job.engine.threads,
-        "optimizer": OPTIMIZER,
-        "batches": f"{folder}/batches-{seed}.npy",
-        "params": f"{folder}/params-{seed}.npz",
-        "val": f"{folder}/val.npy",
-        "lrs": [rate(s.schedule, n + 1, **how) for n in range(s.steps)],
-        "text": job.corpus.fingerprint,
-    }
-
-
-def ask(command: Sequence[str], request: Mapping[str, Any], caches: str | None = None) -> dict[str, Any]:
+def ask(command: Sequence[str], do: str, request: Mapping[str, Any], caches: str | None = None) -> dict[str, Any]:
     """Run a side in a process; with a folder for `caches`, as on a machine that has compiled nothing yet."""
     new = {"CPUOPT_CACHE_DIR": f"{caches}/cpuopt", "TORCHINDUCTOR_CACHE_DIR": f"{caches}/torch"} if caches else {}
     threads = {"OMP_NUM_THREADS": str(request["threads"]), "NUMBA_NUM_THREADS": str(request["threads"])}
-    sent = json.dumps({**request, "began": time.time()})
-    done = subprocess.run(command, input=sent, capture_output=True, text=True, env={**os.environ, **threads, **new})
-    if done.returncode:
-        raise SystemExit(f"race: {command[0]} ended with status {done.returncode}: {done.stderr[-2000:]}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    began = time.time()
+    with Worker(Side(command[0], tuple(command), {}, threads | new), limit_s=LONGEST_S) as worker:
+        return worker.ask(do, **request, began=began)
 
 
 def race(
@@ -127,20 +83,21 @@ def race(
         "cpuopt": [sys.executable, str(HERE), "--serve"],
         "PyTorch": [python, str(HERE.with_name("race_worker.py"))],
     }
-    record = {"kind": "cpuopt-race", "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "machine": describe()}
+    record = begun("race", format=1)
     with tempfile.TemporaryDirectory(prefix="cpuopt-race-") as folder:
-        asked = [files_of(recipe, seed, threads, folder) for seed in range(seeds)]
+        jobs = (job_of(recipe, seed, threads) for seed in range(seeds))
+        asked = [request_of(job, text_of(job, BATCHES), folder) for job in jobs]
         common = {k: recipe[k] for k in ("every", "limit_s")}
         ours = {**recipe, "threads": asked[0]["threads"]}
-        found = ask(commands["PyTorch"], {**asked[0], **common, "probe": True, "modes": [peer] if peer else None})
+        found = ask(commands["PyTorch"], "probe", {**asked[0], **common, "modes": [peer] if peer else None})
         peer = min(found["modes"], key=found["modes"].__getitem__)
         record |= {"recipe": ours, "text": asked[0]["text"], "torch": found["version"], "modes_s": found["modes"]}
         record |= {"peer": peer, "tuning": found["tuning"], "cold_s": {}, "runs": []}
 
         def run(side: str, seed: int, **more: Any) -> dict[str, Any]:
-            theirs = {**asked[seed], **common, "probe": False, "peer": peer}
+            theirs = {**asked[seed], **common, "peer": peer}
             request = {**(ours if side == "cpuopt" else theirs), "seed": seed, **more}
-            return ask(commands[side], request, more.get("caches"))
+            return ask(commands[side], "run", request, more.get("caches"))
 
         for side in commands:
             short = {"caches": f"{folder}/{side}", "limit_s": 0.0}
@@ -149,8 +106,7 @@ def race(
             for side in [*commands][:: -1 if seed % 2 else 1]:
                 record["runs"].append({"side": side, "seed": seed, **run(side, seed)})
                 print(f"{side}, seed {seed}: {record['runs'][-1]['points'][-1]}", file=sys.stderr, flush=True)
-                if out:
-                    write_whole(out, [json.dumps(record, indent=1).encode() + b"\n"])
+                keep(record, out)
     return record
 
 
@@ -230,7 +186,7 @@ def main() -> int:
     p.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.serve:
-        print(json.dumps(own(json.load(sys.stdin))))
+        serve({"run": own})
         return 0
     if a.write or a.check:
         old = PAGE.read_text()

@@ -1,14 +1,13 @@
-"""PyTorch's side of `race.py`: one run, or a few steps of each mode; a request on stdin, the answer on stdout.
+"""PyTorch's side of `race.py` and `curves.py`: whole runs, and a few steps of each mode.
 
 It imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,17 @@ from peer_tuning import tune
 TUNING = tune()  # before torch
 
 import torch  # noqa: E402
-from peer_worker import Session  # noqa: E402
+from peer_worker import Session, serve  # noqa: E402
 
 MODES = {
     "eager": ("eager", ""),
     "compile": ("compile", ""),
     "autocast": ("eager", "autocast"),
     "autocast, compile": ("compile", "autocast"),
+    "all in bf16": ("eager", "all"),
 }
+TRIED = [*MODES][:4]
+"""The modes of which the fastest one races: the last one computes something else."""
 PROBED = 30
 """Steps of each mode before the race, of which the second half counts."""
 
@@ -49,7 +51,7 @@ def step(session: Session, lr: float) -> None:
 def probe(request: dict[str, Any]) -> dict[str, float]:
     """Return the seconds of a step by mode, for those that run here."""
     found = {}
-    for name in request.get("modes") or MODES:
+    for name in request["modes"] or TRIED:
         try:
             session = session_of(request, name)
             times = []
@@ -69,26 +71,23 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     session = session_of(request, request["peer"])
     val = torch.from_numpy(np.load(request["val"]).astype(np.int64))
     ready, trained, points = time.time() - request["began"], 0.0, []
-    for n, lr in enumerate(request["lrs"], 1):
+    for n, lr in enumerate([*request["lrs"], None]):
+        over = trained > request["limit_s"] or lr is None
+        if n % request["every"] == 0 or over:
+            # with gradients, though nobody reads them: without, it would be compiled again
+            points.append([n, trained, float(np.mean([session.loss(*batch).item() for batch in val]))])
+        if over:
+            break
         start = time.perf_counter()
         step(session, lr)
         trained += time.perf_counter() - start
-        if n % request["every"] == 0 or trained > request["limit_s"] or n == len(request["lrs"]):
-            # with gradients, though nobody reads them: without, it would be compiled again
-            points.append([n, trained, float(np.mean([session.loss(*batch).item() for batch in val]))])
-            if trained > request["limit_s"]:
-                break
     return {"ready_s": ready, "points": points}
 
 
-def main() -> None:
-    """Answer the request."""
-    request = json.load(sys.stdin)
-    with os.fdopen(os.dup(1), "w") as channel:
-        os.dup2(2, 1)  # what a compiler prints must not come into the answer
-        answer = {"modes": probe(request)} if request["probe"] else run(request)
-        json.dump({**answer, "version": torch.__version__, "tuning": TUNING}, channel)
+def answering(work: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Make a handler of requests, which says what has answered."""
+    return lambda request, say: {**work(request), "version": torch.__version__, "tuning": TUNING}
 
 
 if __name__ == "__main__":
-    main()
+    serve({"probe": answering(lambda request: {"modes": probe(request)}), "run": answering(run)})

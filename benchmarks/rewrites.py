@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from sizes import some_of
+from flags import some_of
 
 from cpuopt import Engine, models
 from cpuopt.machine import describe

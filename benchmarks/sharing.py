@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from sizes import size
+from flags import size
 
 from cpuopt.cli.common import start_numba
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from sizes import size
+from flags import size
 
 PAGES = ("huge", "small")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sizes import size
+from flags import size
 
 HERE = Path(__file__).resolve()
 THREADS, BATCHES = 2, 4

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 from statistics import median
 
-from sizes import size
+from flags import size
 
 from cpuopt import machine
 from cpuopt.isolate.process import Side, Worker

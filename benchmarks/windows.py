@@ -11,7 +11,7 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from sizes import some_of
+from flags import some_of
 
 from cpuopt import kernels as _registered  # noqa: F401
 from cpuopt import ops
