@@ -19,11 +19,11 @@ from verbs import ROOT
 
 from cpuopt import machine
 from cpuopt.errors import UserError
-from cpuopt.isolate.process import Side, Steps, Worker
+from cpuopt.isolate.process import Side, Worker
 from cpuopt.lab.peers import Bench, Plan, View, suite, way
 from cpuopt.lab.peers import plan as bench_plan
 from cpuopt.lab.peers import worker as bench_worker
-from cpuopt.measure.comparison import BF16_TOLERANCE, disagreement, geometric_mean, judge
+from cpuopt.measure.comparison import BF16_TOLERANCE, disagreement, geometric_mean
 from cpuopt.report import bench as report
 from cpuopt.report.rendered import as_text
 from cpuopt.train import job
@@ -164,17 +164,6 @@ def test_short_steps_fill_200_ms_behind_one_that_does_not_count(fakes, monkeypat
     assert len(result["step_ms"]["peer"]["values"]) == 20
     assert asked[2:] == [11] * 4
     assert {"2 rounds are few: the interval is one of 50 %", "a loss is not finite"} <= {*result["doubts"]}
-
-
-def test_the_interval_covers_the_median_about_as_often_as_it_says():
-    rng = np.random.default_rng(1)
-    hits = 0
-    for _ in range(1000):
-        ratios = np.exp(0.1 * rng.standard_normal(10))
-        ci = judge([ratios]).ratio
-        assert ci["low"] <= ci["median"] <= ci["high"]
-        hits += ci["low"] <= 1 <= ci["high"]
-    assert hits >= 990  # with the bootstrap, about 975
 
 
 def test_geometric_mean():
@@ -460,14 +449,14 @@ def test_two_variants_of_cpuopt():
 
 
 def test_a_side_in_bfloat16_gives_the_losses_of_float32(tmp_path, monkeypatch):
-    """Of its first weights; what it trains is float32 here too, whose kernels there are."""
+    """Of its first weights; what it trains is float32 here too, whose kernels are compiled for other tests."""
     usual, asked = job.prepare, []
     plain = {"dtype": "float32", "weights": "float32"}
     monkeypatch.setattr(
         job, "prepare", lambda s, *say: asked.append((s.dtype, s.weights)) or usual(replace(s, **plain))
     )
     request = {"B": 2, "T": 8, "batches": "", "params": str(tmp_path / "params.npz"), "write_params": True}
-    how = {"model": "gpt2-tiny", "threads": 1, "variant": "vanilla", "dtype": "bf16", "weights": "bf16"}
+    how = {"model": "gpt2-tiny", "threads": 1, "variant": "optimized", "dtype": "bf16", "weights": "bf16"}
     side = bench_worker.Session(request | {"settings": how}, lambda text: None)
     want = bench_worker.losses_of(side.job, (1.0, 4.0))
     side.steps(1)
@@ -577,13 +566,6 @@ def test_a_stopped_side_ends_with_a_parent_that_is_killed(fakes, tmp_path):
         parent.wait()
         parent.stdout.close()
     assert is_gone(pid)
-
-
-def test_the_first_step_of_a_trial_does_not_count():
-    phases = {p: [9.0, 1.0, 2.0] for p in ("forward", "backward", "update")}
-    later = Steps([9.0, 1.0, 2.0], [5.0, 4.0, 3.0], phases, "spin").later()
-    assert later.step_ms == [1.0, 2.0] == later.phases_ms["update"]
-    assert (later.losses, later.waiting) == ([5.0, 4.0, 3.0], "spin")
 
 
 @pytest.mark.parametrize(("used", "how"), [(0.1, "spin"), (0.4, "spin"), (0.6, "sleep"), (2.0, "sleep")])

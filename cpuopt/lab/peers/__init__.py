@@ -14,7 +14,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -138,17 +138,53 @@ class PeerResult:
     library: dict[str, Any] = field(default_factory=dict)
 
 
-def means(faster: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the geometric mean of the ratios to the fastest peers, for each class of several sizes.
+def summed(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the ratios to the fastest peers, their means by class, and the mean of each peer over several sizes."""
+    fastest, classes, peers = faster(results), dict[str, list[Any]](), dict[str, list[Any]]()
+    for best in fastest:
+        classes.setdefault(f"{best['dtype']}, peers {best['peer_dtype']}", []).append(best["ratio"])
+    for r in results:
+        peers.setdefault(r["peer"], []).extend([r["ratio"]] if r["ratio"] else [])
+    mean, of_peer = (
+        {name: geometric_mean(ratios) for name, ratios in of.items() if len(ratios) > 1} for of in (classes, peers)
+    )
+    return {"faster": fastest, "faster_mean": mean, "geometric_mean": of_peer}
 
-    Parameters
-    ----------
-    faster : as of `Bench.faster`.
+
+def faster(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each size and class in which several programs other than cpuopt ran, the ratio to the fastest.
+
+    The class is the type of what products read, on both sides.
     """
-    classes: dict[str, list[Mapping[str, float]]] = {}
-    for r in faster:
-        classes.setdefault(f"{r['dtype']}, peers {r['peer_dtype']}", []).append(r["ratio"])
-    return {types: geometric_mean(ratios) for types, ratios in classes.items() if len(ratios) > 1}
+    found, groups = [], dict[tuple[Any, ...], list[Mapping[str, Any]]]()
+    names = "model", "B", "T", "dtype", "peer_dtype"
+    for r in results:
+        groups.setdefault(tuple(r[name] for name in names), []).append(r)
+    for key, of in groups.items():
+        ran = {r["peer"]: r["ratio"] for r in of if r["ratio"] and r["peer"] in PEERS}
+        if len(ran) > 1:
+            peer = min(ran, key=lambda name: ran[name]["median"])
+            one = {name: x for name, x in zip(names, key, strict=True) if x != ""}  # a bench has one model
+            found.append({**one, "peer": peer, "of": [*ran], "ratio": ran[peer]})
+    return found
+
+
+def writer(out: Path | None) -> Callable[[Mapping[str, Any]], None]:
+    """Return a function that writes a record to a file, if there is one.
+
+    Raises
+    ------
+    UserError
+        If its folder does not exist.
+    """
+    if out and not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {str(out.absolute().parent)!r}; make it first")
+
+    def write(record: Mapping[str, Any]) -> None:
+        if out:
+            write_whole(out, [json.dumps(record, indent=1).encode() + b"\n"])
+
+    return write
 
 
 class View:
@@ -176,6 +212,7 @@ class Bench:
     ours, theirs : the sides, in place of those of the plan; `ours` against every peer.
     pause_s : seconds between trials.
     limit_s : seconds that a worker may take for one answer.
+    model, done : the name in the results of a part of a suite, and the cost of the parts before it.
 
     Raises
     ------
@@ -192,16 +229,18 @@ class Bench:
         theirs: Sequence[Side] | None = None,
         pause_s: float = PAUSE_S,
         limit_s: float = LIMIT_S,
+        model: str = "",
+        done: float = 0.0,
     ) -> None:
         plan.check()
         self.plan, self.view, self.pause_s, self.limit_s = plan, view or View(), pause_s, limit_s
         self.theirs = list(theirs) if theirs is not None else peer_sides(plan)
         self.ours = {s.name: ours or own_side(plan, s.name) for s in self.theirs}
         self.left_out: dict[str, str] = {}
-        self.config = models.parse(plan.model)
+        self.config, self.model = models.parse(plan.model), model
         self.results: list[PeerResult] = []
         self._machine = machine.describe()  # its load, before any of this
-        self._cost = 0.0
+        self._cost = done
 
     def run(self, out: Path | None = None) -> dict[str, Any]:
         """Measure all sizes against all peers, and return the record.
@@ -217,8 +256,7 @@ class Bench:
         UserError
             If nothing could be measured before the failure, or `out` cannot be written.
         """
-        if out and not out.absolute().parent.is_dir():
-            raise UserError(f"--out {out}: there is no folder {str(out.absolute().parent)!r}; make it first")
+        write = writer(out)
         with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="cpuopt-bench-") as folder:
             self._check()
             for B, T in self.plan.sizes:
@@ -235,28 +273,31 @@ class Bench:
                     self.results.append(result)
                     self._cost += (START_ROUNDS + self.plan.rounds) * round_cost(B, T)
                     self.view.at(self._cost)
-                    if out:
-                        write_whole(out, [json.dumps(self.record(), indent=1).encode() + b"\n"])
+                    write(self.record())
                     self.view.result(result)
         return self.record()
+
+    def _stage(self, text: str) -> None:
+        self.view.stage(f"{self.model} {text}".lstrip())
 
     def refuse(self, why: str) -> None:
         """Record a reason in place of each result that is missing."""
         known = {(r.peer, r.B, r.T) for r in self.results}
         missing = [(s.name, B, T) for B, T in self.plan.sizes for s in self.theirs if (s.name, B, T) not in known]
-        self.results += [self._result(*which, refused=why) for which in missing]
+        for which in missing:
+            self.results.append(self._result(*which, refused=why))
+            self.view.result(self.results[-1])
 
     def _result(self, peer: str, B: int, T: int, **more: Any) -> PeerResult:
         """Begin a result."""
         own = self.plan.own_dtype(peer)
         theirs = PEERS[peer].dtype if peer in PEERS else own
-        return PeerResult(peer, B, T, self.plan.threads, dtype=own, peer_dtype=theirs, **more)
+        return PeerResult(peer, B, T, self.plan.threads, dtype=own, peer_dtype=theirs, model=self.model, **more)
 
     def record(self) -> dict[str, Any]:
         """Return the record so far, for JSON."""
         plan = {k: v for k, v in asdict(self.plan).items() if k not in ("model", "peer_python", "processes")}
-        faster = self.faster()
-        by_peer = {s.name: [r.ratio for r in self.results if r.peer == s.name and r.ratio] for s in self.theirs}
+        results = to_json(self.results)
         return {
             "kind": "cpuopt-bench",
             "format": 1,
@@ -265,37 +306,19 @@ class Bench:
             "optimizer": {"name": "AdamW", **OPTIMIZER},
             **plan,
             "machine": self._machine,
-            "results": to_json(self.results),
-            "faster": faster,
-            "faster_mean": means(faster),
+            "results": results,
+            **summed(results),
             "left_out": self.left_out,
-            "geometric_mean": {peer: geometric_mean(ratios) for peer, ratios in by_peer.items() if len(ratios) > 1},
         }
-
-    def faster(self) -> list[dict[str, Any]]:
-        """Return, for each size and class in which several programs other than cpuopt ran, the ratio to the fastest.
-
-        The class is the type of what products read, on both sides.
-        """
-        found = []
-        classes = dict.fromkeys((r.dtype, r.peer_dtype) for r in self.results)
-        for (B, T), (own, theirs) in ((size, types) for size in self.plan.sizes for types in classes):
-            at = [r for r in self.results if (r.B, r.T, r.dtype, r.peer_dtype) == (B, T, own, theirs)]
-            ran = {r.peer: r.ratio for r in at if r.ratio and r.peer in PEERS}
-            if len(ran) > 1:
-                peer = min(ran, key=lambda name: ran[name]["median"])
-                one = {"B": B, "T": T, "dtype": own, "peer_dtype": theirs}
-                found.append({**one, "peer": peer, "of": [*ran], "ratio": ran[peer]})
-        return found
 
     def _check(self) -> None:
         """Make each side check its requirements, before the first of them compiles; leave out what may be."""
         B, T = self.plan.sizes[0]
         ours = {json.dumps(dict(s.settings)): s for s in self.ours.values()}
         for side in (*ours.values(), *self.theirs):
-            self.view.stage(f"{side.name}: check")
+            self._stage(f"{side.name}: check")
             try:
-                with Worker(side, self.view.stage, self.limit_s) as worker:
+                with Worker(side, self._stage, self.limit_s) as worker:
                     worker.ask("check", **side.settings, B=B, T=T)
             except UserError as e:
                 if not self.plan.every.get(side.name):
@@ -316,10 +339,10 @@ class Bench:
         with ExitStack() as stack:
             workers = {}
             for key, s in ("cpuopt", self.ours[side.name]), ("peer", side):
-                self.view.stage(f"{B}x{T} {s.name}: start")
-                workers[key] = stack.enter_context(Worker(s, self.view.stage, self.limit_s, rests=True))
+                self._stage(f"{B}x{T} {s.name}: start")
+                workers[key] = stack.enter_context(Worker(s, self._stage, self.limit_s, rests=True))
                 result.versions[key] = self._init(workers[key], B, T, folder)
-            self.view.stage(f"{B}x{T} {side.name}: first steps")
+            self._stage(f"{B}x{T} {side.name}: first steps")
             names = "cpuopt", side.name
             result.refused = other_model(names, SCALES, *(w.losses(SCALES) for w in workers.values())) or None
             if result.refused:
@@ -335,7 +358,7 @@ class Bench:
                 return result
             slower_ms = max(min(steps.step_ms) for steps in first.values())
             result.steps_per_trial = max(1, min(MOST_STEPS, math.ceil(TRIAL_MS / slower_ms)))
-            self.view.stage(f"{B}x{T} {side.name}")
+            self._stage(f"{B}x{T} {side.name}")
             self._compare(workers, result)
             for key, worker in workers.items():
                 last = worker.peak()

@@ -19,6 +19,7 @@ import numpy as np
 from ...errors import UserError
 from ...files.reading import from_json
 from ...isolate.serve import Say, serve
+from ...measure.roofline import FMA, PEAKS
 from ...ops.dequantize import numbers
 from ...ops.storage import WIDE
 from ...program.program import PARTS
@@ -63,8 +64,13 @@ class Session:
             job.batches = Given(lambda n: batches[n % len(batches)], "")
         return job
 
-    def steps(self, n: int) -> dict[str, Any]:
-        """Train for n steps."""
+    def steps(self, n: int, way: str | None = None) -> dict[str, Any]:
+        """Train for n steps, with threads that wait in a way from now on."""
+        from ...kernels.toolkit.waiting import tell
+        from ...machine import waiting
+
+        if way:
+            tell(way)
         step_ms, losses = [], []
         phases_ms: dict[str, list[float]] = {c: [] for c in PARTS.values()}
         for _ in range(n):
@@ -74,7 +80,9 @@ class Session:
             losses.append(taken.loss)
             for column, ns in self._ns.items():
                 phases_ms[column].append(ns / 1e6)
-        return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
+        chosen = waiting(self.engine.threads)
+        now = {"waiting": chosen.get("now", chosen["how"])}
+        return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms, **now}
 
     def losses(self, scales: Sequence[float]) -> dict[str, Any]:
         """Return the loss of the first batch with all weights of two axes times each number, a power of two.
@@ -123,11 +131,12 @@ def settings_of(request: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def check(request: Mapping[str, Any]) -> None:
+def check(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     """Trace the model and choose its kernels, to find errors in the settings."""
     from ...train.job import build_only
 
     build_only(settings_of(request))
+    return {}
 
 
 def save(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -149,36 +158,17 @@ def main() -> None:
     """Answer requests until stdin closes."""
     sessions: list[Session] = []
 
-    def checked(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        check(request)
-        return {}
-
     def init(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         sessions[:] = [Session(request, say)]
         return {"threads": sessions[0].engine.threads, "versions": {}}
 
-    def begun(do: str) -> Session:
-        if not sessions:
-            raise UserError(f"'{do}' before 'init'")
-        return sessions[0]
-
-    def loss(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        return begun("loss").losses(request["scales"])
-
-    def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        from ... import machine
-        from ...kernels.toolkit.waiting import tell
-
-        session, way = begun("steps"), request.get("waiting")
-        if way:
-            tell(way)
-        found, chosen = session.steps(request["n"]), machine.waiting(session.engine.threads)
-        return found | {"waiting": chosen.get("now", chosen["how"])}
-
-    def peak(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        return _peak(begun("peak").engine)
-
-    serve({"check": checked, "init": init, "loss": loss, "steps": steps, "peak": peak})
+    serve({
+        "check": check,
+        "init": init,
+        "loss": lambda request, say: sessions[0].losses(request["scales"]),
+        "steps": lambda request, say: sessions[0].steps(request["n"], request.get("waiting")),
+        "peak": lambda request, say: _peak(sessions[0].engine),
+    })  # fmt: skip
 
 
 def _peak(engine: Engine) -> dict[str, Any]:
@@ -189,9 +179,9 @@ def _peak(engine: Engine) -> dict[str, Any]:
     used = peak_rss_bytes() / 1e6  # before the roofs, which take memory
     roofs = rates.roofs(engine.threads)
     program, now = engine.program, rates.Measurement()
-    roofs = rates.better(roofs, replace(roofs, gflops=now.gflops(engine.threads)))  # now, and at its best
-    if "bfloat16" in program.work:
-        roofs = rates.better(roofs, replace(roofs, bf16_gflops=now.bf16_gflops(engine.threads)))
+    peaks = {FMA} | {roofs.peak(operands)[1] for operands in program.work}
+    again: dict[str, Any] = {PEAKS[name]: now.peak(name, engine.threads) for name in peaks}
+    roofs = rates.better(roofs, replace(roofs, **again))  # now, and at its best
     flops = program.flops
     return {
         "peak_rss_mb": used,
