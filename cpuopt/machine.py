@@ -55,15 +55,12 @@ def require_usable() -> None:
     """
     if sys.platform == "linux" and not (PROC / "self/stat").exists():
         raise UserError(f"{PROC} is not mounted, and only it tells how much memory is free; mount -t proc proc {PROC}")
-    with suppress(ImportError):  # Windows has no limits
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if soft != resource.RLIM_INFINITY and soft < LEAST_ADDRESSES:
-            raise UserError(
-                f"this process may have {soft // 10**6} MB of address space: compiled kernels need "
-                f"{LEAST_ADDRESSES // 10**6} MB or more; raise 'ulimit -v'"
-            )
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_ADDRESSES:
+        raise UserError(
+            f"this process may have {soft // 10**6} MB of address space: compiled kernels need "
+            f"{LEAST_ADDRESSES // 10**6} MB or more; raise 'ulimit -v'"
+        )
 
 
 def describe() -> dict[str, Any]:
@@ -217,7 +214,7 @@ def _fast(processors: set[int]) -> set[int]:
     """
     named = set()
     with suppress(OSError, ValueError):
-        named = processors & _listed(_read(DEVICES / "cpu_core/cpus"))
+        named = processors & listed(_read(DEVICES / "cpu_core/cpus"))
     if named:
         return named
     capacity = {}
@@ -236,17 +233,17 @@ def _physical(processors: set[int]) -> set[int]:
 def _siblings(n: int) -> set[int]:
     """Return the processors of a processor's core."""
     with suppress(OSError, ValueError):
-        return {n} | _listed(_read(DEVICES / f"system/cpu/cpu{n}/topology/thread_siblings_list"))
+        return {n} | listed(_read(DEVICES / f"system/cpu/cpu{n}/topology/thread_siblings_list"))
     return {n}
 
 
 def side_by_side(processors: Iterable[int]) -> list[int]:
     """Sort processors so that those of a memory node, and in it those of a core, follow one another."""
-    node = {n: i for i, listed in enumerate(numa_nodes().values()) for n in _listed(listed)}
+    node = {n: i for i, cpus in enumerate(numa_nodes().values()) for n in listed(cpus)}
     return sorted(processors, key=lambda n: (node.get(n, 0), min(_siblings(n)), n))
 
 
-def _listed(text: str) -> set[int]:
+def listed(text: str) -> set[int]:
     """Read a list of processors, as in ``0-3,8``."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
@@ -390,10 +387,8 @@ def running(reads: int = 5, pause_s: float = 4e-3, watch_s: float = 0.2) -> int:
 def throttled() -> int | None:
     """Return how often the quota stopped this process's group; None if that is not counted."""
     for group in groups("cpu"):
-        with suppress(OSError):
-            for line in _read(group / "cpu.stat").splitlines():
-                if line.startswith("nr_throttled "):
-                    return int(line.split()[1])
+        with suppress(OSError, LookupError):
+            return int(_fields(group / "cpu.stat")["nr_throttled"])
     return None
 
 
@@ -433,7 +428,7 @@ def available_bytes() -> int:
 
 def _of_files(group: Path, prefix: str) -> int:
     with suppress(OSError, ValueError):
-        counts = dict(line.split(maxsplit=1) for line in _read(group / "memory.stat").splitlines())
+        counts = _fields(group / "memory.stat")
         return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
     return 0
 
@@ -454,6 +449,11 @@ def _read(path: Path) -> str:
     return path.read_text().strip()
 
 
+def _fields(path: Path) -> dict[str, str]:
+    """Read lines of a name and a value, which may be missing."""
+    return {words[0]: " ".join(words[1:]) for line in _read(path).splitlines() if (words := line.split())}
+
+
 def forget_peak() -> None:
     """Reset the peak of this process's memory to its current use, after giving free memory back, if the system can."""
     with suppress(OSError, AttributeError):
@@ -467,10 +467,7 @@ def peak_rss_bytes() -> int:
     Linux's own record comes first: ``getrusage`` starts from what the parent held when it started this process.
     """
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        return int(_fields(PROC / "self/status")["VmHWM:"].split()[0]) * 1024
+    except (OSError, LookupError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

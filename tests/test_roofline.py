@@ -24,7 +24,6 @@ from cpuopt.kernels.toolkit.simd import HOST, LANES
 from cpuopt.measure import profile as profiles
 from cpuopt.measure import rates as machine
 from cpuopt.measure import roofline
-from cpuopt.measure.profile import OpRow
 from cpuopt.measure.roofline import Level, Roofs, TimedCall
 from cpuopt.measure.schemes import SCHEMES
 from cpuopt.program.fuse import usual
@@ -155,20 +154,6 @@ def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
     assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 
 
-def test_more_than_a_roof_is_a_doubt():
-    figures = dict.fromkeys(("calls", "ms", "share", "gflops", "gbs", "flops", "bytes", "intensity"), 1)
-    figures |= {"op": "A", "roof": "FMA", "imbalance": None, "kernels": []}
-    rows = [OpRow(**figures, of_roof=percent) for percent in (99, 100.4, None)]
-    (said,) = profiles.passed(rows)
-    assert said.startswith(
-        "A is at 100.4 % of the FMA roof, which is impossible: its arrays stay in a nearer cache, or it"
-    )
-    more = OpRow(**figures | {"kernels": ["gelu_forward[optimized]"], "roof": "L3"}, of_roof=319)
-    (said,) = profiles.passed([*rows, more])
-    assert "gelu_forward is at 319.0 % of the L3 roof, which is impossible and 1 more op too" in said
-    assert profiles.passed(rows[:1]) == []
-
-
 # What is measured -----------------------------------------------------------------------------------------------------
 
 N = 2 * kernels.UNIT
@@ -254,7 +239,7 @@ def test_a_core_that_is_taken_away_does_not_end_the_search_for_rounds(monkeypatc
     per_round = kernels.CHAINS * 0.25
     taken = lambda: 1e7 if next(looks) in (0, 1, 2) else 0  # noqa: E731
     monkeypatch.setattr(kernels, "fma", lambda x, sums, n, rounds: fake.cost(3000 + taken() + rounds * per_round))
-    assert machine.Measurement(fake, samples_s=1e-3).gflops(1) == pytest.approx(2 * LANES / 0.25, rel=1e-2)
+    assert machine.Measurement(fake, samples_s=1e-3).peak("FMA", 1) == pytest.approx(2 * LANES / 0.25, rel=1e-2)
 
 
 def test_threads_that_bring_nothing_are_doubted():
@@ -267,9 +252,9 @@ def test_threads_that_bring_nothing_are_doubted():
 
 def test_a_machine_that_is_slower_now_is_doubted(monkeypatch):
     for share in (1.0, 0.91):
-        monkeypatch.setattr(machine.Measurement, "gflops", lambda self, n, share=share: share * ROOFS.gflops)
+        monkeypatch.setattr(machine.Measurement, "peak", lambda self, name, n, share=share: share * ROOFS.gflops)
         assert machine.lower_now(ROOFS) == []
-    monkeypatch.setattr(machine.Measurement, "gflops", lambda self, n: 0.75 * ROOFS.gflops)
+    monkeypatch.setattr(machine.Measurement, "peak", lambda self, name, n: 0.75 * ROOFS.gflops)
     (doubt,) = machine.lower_now(ROOFS)
     assert f"reach {0.75 * ROOFS.gflops:.0f} GFLOP/s just now, 75 % of the FMA roof" in doubt
 

@@ -17,6 +17,7 @@ from cpuopt import cli, ops
 from cpuopt.check.cases import scalars
 from cpuopt.errors import RefusedError, UserError
 from cpuopt.kernels import registry
+from cpuopt.kernels.toolkit.threads import cores
 from cpuopt.lab import ab, sweep
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report.html import sweep as page
@@ -35,25 +36,21 @@ def test_a_range_doubles_up_to_its_end(text, sizes):
     assert sweep.parse_over(text) == (text.partition("=")[0], sizes)
 
 
-@pytest.mark.parametrize("text", ["C", "C=", "C=0..4", "C=1..2..3", "C=1..2,3", "C=x", "=4", "C=1.5"])
-def test_another_range_is_refused(text):
-    with pytest.raises(UserError, match=re.escape(f"--over {text!r}: expected SYMBOL=FIRST..LAST")):
-        sweep.parse_over(text)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        *(
+            (text, f"--over {text!r}: expected SYMBOL=FIRST..LAST")
+            for text in ("C", "C=0..4", "C=1..2..3", "C=1..2,3", "C=1.5")
+        ),
         ("N=8..4", "--over 'N=8..4': the last size, 4, is below the first, 8"),
-        ("N=1000000000000000", "--over: 1000000000000000 is too large; expected sizes of up to 12 digits"),
         ("N=1.." + "9" * 5000, "is too large; expected sizes of up to 12 digits"),
         ("N=1,1000000000000", "--over: 1000000000000 is too large"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_by_what_is_wrong(text, said):
-    with pytest.raises(UserError) as e:
+def test_another_range_is_refused_by_what_is_wrong(text, said):
+    with pytest.raises(UserError, match=re.escape(said)) as e:
         sweep.parse_over(text)
-    assert said in str(e.value)
     assert len(str(e.value)) < 200
 
 
@@ -273,7 +270,7 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(sweep, "Others", Watched)
     (tmp_path / "mine.py").write_text(WRONG)
-    flags = ["sweep", "residual_forward", "--over", "N=1500..4096", "--rounds", "3", "--threads", "1"]
+    flags = ["sweep", "residual_forward", "--over", "N=1500..4096", "--rounds", "3", "--threads", str(cores())]
     files = ["--csv", "s.csv", "--svg", "s.svg", "--html", "s.html"]
     kernels = ["--kernels", "mine.py", "--variants", "mine,wrong"]
     assert cli.main([*flags, *files, *kernels, "--json"]) == 1
@@ -284,7 +281,9 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
     assert max(own) > min(own)  # the processes that measure, of which one may follow another, are none of the others
     assert all((tmp_path / f).stat().st_size > 100 for f in ("s.csv", "s.svg", "s.html"))
     assert cli.main(["runs", "list"]) == 0
-    assert "residual_forward: mine, wrong over N=1500..4096, 1 thread" in " ".join(capsys.readouterr().out.split())
+    assert f"residual_forward: mine, wrong over N=1500..4096, {cores()} thread" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert cli.main(["runs", "show", "sweep", "--html", "again.html"]) == 0
     shown = capsys.readouterr().out
     assert "wrong: no figures, because it is wrong" in shown

@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     fixed = common.sizes_by_symbol(args.sizes)[0] if args.sizes else {}
     start_numba(args.threads)
     from ..files import write_text
+    from ..files.reading import from_json
     from ..isolate.child import Child
     from ..kernels import registry
     from ..lab import checked, worker
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         known = dict.fromkeys([*registry.variants(args.op), *mine])
         variants = sweep.default_variants(args.op, args.variants, mine, [*known])
         asked = {"over": over, "sizes": fixed, "settings": job | {"kernels": child.kernels}, "layer": args.layer}
-        plan = sweep.Grid.read(child.ask("plan", op=args.op, **asked))
+        plan: sweep.Grid = from_json(sweep.Grid, child.ask("plan", op=args.op, **asked))
         with console.saying() as say:
             roofs = rates.roofs(threads, say)
             ends = [dict(s.sizes) for s in (plan.shapes[0], plan.shapes[-1])]

@@ -19,7 +19,7 @@ import numpy as np
 from .. import models
 from ..check.cases import Case
 from ..errors import UNCHECKED, UserError
-from ..files.reading import from_json, to_json
+from ..files.reading import to_json
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import Counted, Others, available_bytes
@@ -101,18 +101,12 @@ class Grid:
     skipped : sizes that make no call, each with the reason.
     """
 
-    over: Mapping[str, Sequence[int]]
-    fixed: Mapping[str, int]
+    over: dict[str, list[int]]
+    fixed: dict[str, int]
     source: str
-    shapes: Sequence[Case]
-    costs: Sequence[Mapping[str, Any]]
-    skipped: Sequence[str]
-
-    @staticmethod
-    def read(d: Mapping[str, Any]) -> Grid:
-        """Build a plan from the answer of a worker."""
-        shapes = [from_json(Case, s) for s in d["shapes"]]
-        return Grid(d["over"], d["fixed"], d["source"], shapes, d["costs"], d["skipped"])
+    shapes: list[Case]
+    costs: list[dict[str, Any]]
+    skipped: list[str]
 
 
 def plan(
@@ -160,7 +154,9 @@ def plan(
             shapes.append(shape)
     if not shapes:
         raise UserError(f"--over: no size makes a call; {skipped[0]}")
-    return Grid(over, fixed, source, shapes, [cost(op, shape) for shape in shapes], skipped)
+    return Grid(
+        {s: [*n] for s, n in over.items()}, fixed, source, shapes, [cost(op, shape) for shape in shapes], skipped
+    )
 
 
 def impossible(op: Op, shape: Case) -> str:

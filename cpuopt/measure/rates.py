@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +25,16 @@ from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import from_json, to_json
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import LITTLE, OTHERS, Others, caches, describe, quota, running, throttled
+from ..machine import LITTLE, OTHERS, Others, caches, describe, listed, quota, running, throttled
 from ..wording import four
-from .roofline import PEAKS, Level, Roofs, TimedCall
+from .roofline import BF16, FMA, INT8, PEAKS, Level, Roofs, TimedCall
 
 FORMAT = 1
 SAMPLE_S, SAMPLES_S = 5e-3, 0.12
 """Seconds of a sample, and of all samples of one figure, which are at least 3."""
 LOOKS = 5
 """Samples by which the rounds of a sample are found."""
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
 """Caches assumed if the system does not list them; 0: shared by all."""
 UNITS = {"K": 10, "M": 20}
@@ -47,17 +49,11 @@ PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; m
 def levels() -> tuple[Level, ...]:
     """List the caches and memory, from the nearest."""
     found = [
-        Level(name.removesuffix("d"), int(size[:-1]) << UNITS[size[-1]], count(cpus))
+        Level(name.removesuffix("d"), int(size[:-1]) << UNITS[size[-1]], len(listed(cpus)) or 1)
         for name, size, cpus in caches()
         if not name.endswith("i") and size[:-1].isdigit() and size[-1] in UNITS
     ] or [Level(name, n, k or numba_threads.cores()) for name, n, k in USUAL]
     return (*found, Level("memory", None, numba_threads.cores()))
-
-
-def count(cpus: str) -> int:
-    """Count the processors in a list such as ``0-3,8``."""
-    ends = [[int(n) for n in part.split("-")] for part in cpus.split(",") if part]
-    return sum(e[-1] - e[0] + 1 for e in ends) or 1
 
 
 def default_counts() -> list[int]:
@@ -109,10 +105,10 @@ class Measurement:
         x, sums = self.x, self.sums
         self.say(f"{n} threads: starting them")
         launch = self.best(n, lambda k, rounds: [kernels.nothing(sums, k) for _ in range(rounds)])
-        self.say(f"{n} threads: FMA")
-        gflops = self.gflops(n)
-        self.say(f"{n} threads: bf16, by {kernels.BF16_BY}")
-        bf16 = self.bf16_gflops(n)
+        peaks: dict[str, Any] = {}
+        for name, figure in PEAKS.items():
+            self.say(f"{n} threads: {name}")
+            peaks[figure] = self.peak(name, n)
         gbs: dict[str, dict[str, float]] = {}
         for level in self.levels:
             floats = self.floats(level.name, n)
@@ -122,21 +118,16 @@ class Measurement:
                 run = partial(_stream, stream, x, sums, floats)
                 gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        self.say(f"{n} threads: int8")
-        more: dict[str, Any] = {"bf16_gflops": bf16, "bf16_by": kernels.BF16_BY, "int8_gflops": self.int8_gflops(n)}
-        return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when, **more)
+        return Roofs(n, self.levels, gbs=gbs, launch_us=launch / 1e3, measured=when, bf16_by=kernels.BF16_BY, **peaks)
 
-    def gflops(self, n: int) -> float:
-        """Measure the multiply-adds of n threads."""
-        return n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(self.x, self.sums, k, rounds))
-
-    def bf16_gflops(self, n: int) -> float:
-        """Measure the multiply-adds of n threads on bfloat16."""
-        return n * kernels.BF16_FLOPS / self.best(n, lambda k, rounds: kernels.bf16(self.words, self.sums, k, rounds))
-
-    def int8_gflops(self, n: int) -> float:
-        """Measure the multiply-adds of n threads on int8."""
-        return n * kernels.INT8_FLOPS / self.best(n, lambda k, rounds: kernels.int8(self.words, self.sums, k, rounds))
+    def peak(self, name: str, n: int) -> float:
+        """Measure the multiply-adds of n threads for a roof of `PEAKS`."""
+        run, x, flops = {
+            FMA: (kernels.fma, self.x, kernels.FLOPS),
+            BF16: (kernels.bf16, self.words, kernels.BF16_FLOPS),
+            INT8: (kernels.int8, self.words, kernels.INT8_FLOPS),
+        }[name]
+        return n * flops / self.best(n, lambda k, rounds: run(x, self.sums, k, rounds))
 
     def floats(self, level: str, n: int) -> int:
         """Choose the number of floats that a thread streams: half a level, and more than smaller levels hold."""
@@ -317,9 +308,8 @@ def lower_now(kept: Roofs) -> list[str]:
     """List a warning if multiply-adds are now far below the kept roof: a slower clock, or a busy host.
 
     It takes `SAMPLES_S`.
-
     """
-    now = Measurement().gflops(kept.threads)
+    now = Measurement().peak(FMA, kept.threads)
     if now >= LOWER * kept.gflops:
         return []
     return [
@@ -343,7 +333,11 @@ def noise(seconds: float = 0.5) -> dict[str, Any]:
     stolen = getattr(psutil.cpu_times(), "steal", 0.0)
     time.sleep(seconds)
     used = {name: (cpu - before[key][1]) / seconds for key, (name, cpu) in _cpu_by_process().items() if key in before}
-    frequency = _try(psutil.cpu_freq)
+    frequency, governor = None, None
+    with suppress(Exception):  # psutil raises whatever the system's files make it raise
+        frequency = psutil.cpu_freq()
+    with suppress(OSError):
+        governor = GOVERNOR.read_text().strip()
     return {
         "others_cores": others.cores(),
         "busiest": [
@@ -353,7 +347,7 @@ def noise(seconds: float = 0.5) -> dict[str, Any]:
         ],
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
         "mhz": frequency.current if frequency else None,
-        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "governor": governor,
         "quota_cores": quota(),
         "throttled": throttled(),
         "steal": (getattr(psutil.cpu_times(), "steal", 0.0) - stolen) / seconds,
@@ -367,20 +361,6 @@ def _cpu_by_process() -> dict[int, tuple[str, float]]:
         if times and p.info["pid"] != os.getpid():
             found[p.info["pid"]] = (f"{p.info['name']} ({p.info['pid']})", times.user + times.system)
     return found
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return None
-
-
-def _try(function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except Exception:  # psutil raises whatever the system's files make it raise
-        return None
 
 
 SHARED = 0.6
