@@ -92,7 +92,7 @@ def mine(tmp_path):
     return tmp_path / "mine.py"
 
 
-def sample(variant, seconds=1.0):
+def sample(variant, seconds=0.4):
     """Sample a kernel for some CPU time; return its lines."""
     kernel = registry.find("residual_forward", variant)
     kernel.compile()
@@ -117,7 +117,7 @@ def shares(found, *marks):
 
 
 def test_shares_hold_the_truth_and_name_the_inlined_chain(mine):
-    found = sample("split")
+    found = sample("split", 0.5)
     (heavy, light), n = shares(found, "heavy", "light")
     assert n > 0.8 * (found.samples - sum(r.samples for r in found.rows if not r.file))
     assert n > 100
@@ -131,7 +131,7 @@ def test_shares_hold_the_truth_and_name_the_inlined_chain(mine):
 
 
 def test_a_late_chunk_shows_its_thread_and_its_line(mine):
-    found = sample("late", 0.4)
+    found = sample("late")
     rows = [r for r in found.rows if r.text.endswith("# late")]
     by_thread = np.sum([r.threads for r in rows], axis=0)
     assert max(by_thread) > 0.9 * sum(by_thread)
@@ -139,13 +139,13 @@ def test_a_late_chunk_shows_its_thread_and_its_line(mine):
 
 
 def test_a_kernel_bound_by_libm_shows_it(mine):
-    found = sample("libm", 0.4)
+    found = sample("libm")
     row = next(r for r in found.rows if r.function == "math functions (libm)")
     assert row.samples > 0.5 * sum(r.samples for r in found.rows if not r.function.startswith(lines.WAITS))
 
 
 def test_a_kernel_in_python_has_no_line(mine):
-    found = sample("python", 0.4)
+    found = sample("python")
     assert [r for r in found.rows if r.file] == []
     assert found.rows[0].function == "Python"
     assert found.codes == [""]
@@ -273,7 +273,7 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     real = ThreadSampler.take
     monkeypatch.setattr(ThreadSampler, "take", lambda self: [real(self), setattr(self, "lost", 7)][0])
     command = ["profile", "--model", "gpt2-tiny", "-B", "8", "-T", "64", "--variant", "vanilla", "--lines"]
-    assert cli.main([*command, "matmul_forward", "--steps", "200", "--html", "page.html", "--threads", "2"]) == 0
+    assert cli.main([*command, "matmul_forward", "--steps", "60", "--html", "page.html", "--threads", "2"]) == 0
     out = capsys.readouterr().out
     assert "function, with what is inlined into it" in out
     assert "not recompiled" in out

@@ -19,56 +19,29 @@ from cpuopt.report import trace
 HOSTILE = "</script>\"'\\\n\0\udc80 {}[] Ω <b>"
 
 
-def number(x):
-    return isinstance(x, int | float) and not isinstance(x, bool) and x == x and abs(x) != float("inf")
-
-
-# The rules ------------------------------------------------------------------------------------------------------------
-
-
 def chrome_faults(data):
     """What in a trace breaks the format, one line each."""
-    faults = []
-    events = data.get("traceEvents")
-    if not isinstance(events, list):
-        return ["traceEvents is no list"]
-    if data.get("displayTimeUnit", "ms") not in ("ms", "ns"):
-        faults.append("displayTimeUnit")
-    if not isinstance(data.get("otherData", {}), dict):
-        faults.append("otherData")
-    named, used, open_ = {}, set(), {}
-    for i, e in enumerate(events):
-        where = f"event {i}"
-        if not isinstance(e.get("name"), str) or not isinstance(e.get("args", {}), dict):
-            faults.append(f"{where}: name or args")
-        if not all(isinstance(e.get(k), int) and 0 < e[k] < 2**31 for k in ("pid", "tid")):
-            faults.append(f"{where}: pid or tid")
-            continue
-        if e.get("ph") == "M":
-            if e["name"] not in ("process_name", "thread_name") or not isinstance(e["args"].get("name"), str):
-                faults.append(f"{where}: metadata")
-            named[e["name"], e["pid"], e["tid"] if e["name"] == "thread_name" else 0] = i
-            continue
-        if e.get("ph") != "X":
-            faults.append(f"{where}: phase {e.get('ph')!r}")
-            continue
-        if not isinstance(e.get("cat"), str) or not all(number(e.get(k)) and e[k] >= 0 for k in ("ts", "dur")):
-            faults.append(f"{where}: cat, ts or dur")
-            continue
-        track = e["pid"], e["tid"]
-        used.add(track)
-        stack = open_.setdefault(track, [])
-        while stack and stack[-1][1] <= e["ts"]:
-            stack.pop()
-        if stack and e["ts"] < stack[-1][0]:
-            faults.append(f"{where}: out of order")
-        if any(e["ts"] + e["dur"] > end for _, end in stack):
-            faults.append(f"{where}: overlaps")
-        stack.append((e["ts"], e["ts"] + e["dur"]))
-    for pid, tid in used:
-        faults += [f"process {pid} has no name"] * (("process_name", pid, 0) not in named)
-        faults += [f"thread {tid} has no name"] * (("thread_name", pid, tid) not in named)
-    return faults
+    faults, named, used, open_ = [], set(), set(), {}
+    for i, e in enumerate(data["traceEvents"]):
+        meta, track, stack = e["ph"] == "M", (e["pid"], e["tid"]), open_.setdefault((e["pid"], e["tid"]), [])
+        texts = [e["name"], *([e["args"]["name"]] if meta else [e["cat"]])]
+        times = [] if meta else [e["ts"], e["dur"]]
+        right = all(isinstance(x, str) for x in texts) and all(isinstance(n, int) and 0 < n < 2**31 for n in track)
+        if not right or not all(type(x) in (int, float) and 0 <= x < float("inf") for x in times):
+            faults.append(f"event {i}: a field is missing or of another type")
+        elif meta:
+            named.add((e["name"], *track))
+        elif e["ph"] != "X":
+            faults.append(f"event {i}: phase {e['ph']!r}")
+        else:
+            used.add(track)
+            while stack and stack[-1][1] <= e["ts"]:
+                stack.pop()
+            if any(not start <= e["ts"] <= e["ts"] + e["dur"] <= end for start, end in stack):
+                faults.append(f"event {i}: out of order, or overlaps")
+            stack.append((e["ts"], e["ts"] + e["dur"]))
+    unnamed = {(kind, *track) for track in used for kind in ("process_name", "thread_name")} - named
+    return faults + [f"{kind} {pid}, {tid}: none" for kind, pid, tid in sorted(unnamed)]
 
 
 # What is written obeys them -------------------------------------------------------------------------------------------

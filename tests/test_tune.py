@@ -119,14 +119,6 @@ def test_shapes_that_a_rule_cannot_tell_apart_go_together():
     )
 
 
-def test_ops_may_be_named():
-    child = Child()
-    run(child, patterns=["attention", "sumsq"])
-    assert {op for op, _ in child.measured()} == {"attention_forward", "attention_backward", "sumsq"}
-    with pytest.raises(UserError, match="--ops 'atention': no op of this step matches; did you mean 'attention_"):
-        tune.survey(SETTINGS, ["atention"])
-
-
 # What is chosen -------------------------------------------------------------------------------------------------------
 
 
