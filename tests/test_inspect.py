@@ -2,14 +2,12 @@
 
 import platform
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 from test_html import read, violations
-from verbs import ran
+from verbs import inspector, ran
 
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
 from cpuopt import cli
@@ -156,20 +154,19 @@ def gelu_forward(out, inp):
 @pytest.fixture(scope="module")
 def once(tmp_path_factory):
     """`inspect` of the file, in a folder of its own, with each kernel compiled once for all tests."""
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "mine.py").write_text(FILE)
-
-    @cache
-    def found(op, variant, parallel):
-        return inspect(op, variant, [str(folder / "mine.py")], parallel)
-
-    return found
+    file = tmp_path_factory.mktemp("kernels") / "mine.py"
+    file.write_text(FILE)
+    with inspector(file) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch, once):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cpuopt.lab.inspect.inspect", lambda op, v, files, parallel=0: once(op, v, parallel))
+    monkeypatch.setattr(
+        "cpuopt.lab.inspect.inspect",
+        lambda op, v, files, parallel=0: inspect(op, v, files, parallel) if parallel else once(op, v),
+    )
     Path("mine.py").write_text(FILE)
 
 
@@ -179,8 +176,7 @@ x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="loops are read 
 @x86
 def test_planted_faults_are_found_and_a_good_kernel_has_none(once):
     names = ("tanh", "double", "spill", "good")
-    with ThreadPoolExecutor(2) as two:  # each compiles in a process of its own
-        found = dict(zip(names, two.map(lambda v: once("gelu_forward", v, 0), names), strict=True))
+    found = {v: once("gelu_forward", v) for v in names}
     summary = {v: f.summary for v, f in found.items()}
     assert [any("tanh" in c for c in s["calls"]) for s in summary.values()] == [True, False, False, False]
     assert [s["doubles"] > 0 for s in summary.values()] == [False, True, False, False]
@@ -223,7 +219,7 @@ def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys):
     sides = list(tree.all(class_="side"))
     assert [s.one("h3").text for s in sides] == ["gelu_forward[good]", "gelu_forward[spill]"]
     for side, variant in zip(sides, ("good", "spill"), strict=True):
-        found = once("gelu_forward", variant, 0)
+        found = once("gelu_forward", variant)
         assert bool(found.advice) == (variant == "spill")
         assert all(a.said in side.text for a in found.advice)
         rows = {int(r.one(class_="number").text): r for r in side.one("details", open="").all(class_="row")}
@@ -238,7 +234,7 @@ def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys):
             assert [c for c in chips if re.fullmatch(r"[A-Z]\d\d", c)] == [a.rule for a in found.advice if a.line == n]
             assert any("spill" in c for c in chips) == any(i.spill for i in expected)
     assert "window.hit" in sides[0].text
-    good = once("gelu_forward", "good", 0)
+    good = once("gelu_forward", "good")
     for same, words in machine_code.SAME.items():
         assert words in read(machine_code.machine_code([replace(good, same=same)])).text
     plain = replace(good, compiled=False, blocks=[])

@@ -1,11 +1,13 @@
 """Verbs and scripts as tests run them, in this process."""
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,22 @@ def refused(capsys, *flags):
     assert cli.main([*flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+@contextmanager
+def inspector(file):
+    """Yield `cpuopt.lab.inspect.inspect` for kernels of a file and of the package; one process compiles all."""
+    from cpuopt.isolate.process import Side, Worker
+    from cpuopt.lab.inspect import read
+
+    side = Side.module("compiler", "cpuopt.kernels.compile.inspection", CPUOPT_CACHE_DIR=str(file.parent))
+    with Worker(side, limit_s=300) as worker:
+
+        def found(op, variant):
+            asked = {"kernels": [str(file)], "level": 0, "types": {}}
+            return read(op, variant, worker.ask("inspect", op=op, variant=variant, **asked))
+
+        yield functools.cache(found)
 
 
 def goes_on(capsys, folder, *flags, refused, said):
