@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ..ops.storage import WIDE
 
@@ -82,10 +82,6 @@ class Roofs:
     int8_gflops : multiply-adds of int8 in registers; None in records of earlier versions, and no roof then.
     """
 
-    JSON: ClassVar = (
-        *("threads", "gflops", "bf16_gflops", "bf16_by", "int8_gflops", "gbs", "launch_us", "levels", "measured"),
-        "doubts",
-    )
     threads: int
     levels: tuple[Level, ...]
     gflops: float

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..kernels.toolkit.regions import Region
 from .quartile import lower_quartile
@@ -249,27 +249,15 @@ def row(name: str, calls: Sequence[CallTimes], model: Model) -> Row:
     longest = max(calls, key=lambda c: c.measured[1].wall)
     at = {1: longest.measured[1], **longest.cut}
     chunks = {n: max(t.regions, key=lambda r: r.work).chunks for n, t in sorted(at.items()) if t.regions}
-    return Row(
-        name=name,
-        calls=len(calls),
-        ms={n: _ms(pairs) for n, pairs in measured.items()},
-        efficiency={n: _efficiency(pairs, n) for n, pairs in measured.items()},
-        lost_ms={n: _lost(pairs, n) for n, pairs in measured.items() if n > 1},
-        predicted_ms={n: _ms(pairs) for n, pairs in predicted.items()},
-        predicted_efficiency={n: _efficiency(pairs, n) for n, pairs in predicted.items()},
-        predicted_lost_ms={n: _lost(pairs, n) for n, pairs in predicted.items()},
-        chunks=chunks,
-    )
+    return Row(name=name, calls=len(calls), **_figures(measured), **_figures(predicted, "predicted_"), chunks=chunks)
 
 
-def _ms(pairs: Sequence[tuple[Timed, Timed]]) -> float:
-    return sum(many.wall for _, many in pairs) / 1e6
-
-
-def _efficiency(pairs: Sequence[tuple[Timed, Timed]], n: int) -> float:
-    return sum(one.wall for one, _ in pairs) / (n * sum(many.wall for _, many in pairs))
-
-
-def _lost(pairs: Sequence[tuple[Timed, Timed]], n: int) -> dict[str, float]:
-    each = [losses(one, many, n) for one, many in pairs]
-    return {reason: sum(found[reason] for found in each) / 1e6 for reason in REASONS}
+def _figures(pairs: Mapping[int, Sequence[tuple[Timed, Timed]]], prefix: str = "") -> dict[str, Any]:
+    """Sum calls on one thread and on several, by number of threads."""
+    one, many = ({n: sum(pair[i].wall for pair in of) for n, of in pairs.items()} for i in (0, 1))
+    lost = {n: [losses(*pair, n) for pair in of] for n, of in pairs.items() if n > 1}
+    return {
+        f"{prefix}ms": {n: ns / 1e6 for n, ns in many.items()},
+        f"{prefix}efficiency": {n: one[n] / (n * ns) for n, ns in many.items()},
+        f"{prefix}lost_ms": {n: {r: sum(x[r] for x in each) / 1e6 for r in REASONS} for n, each in lost.items()},
+    }

@@ -111,15 +111,13 @@ class Plan:
         for flag, n, least in ("--rounds", self.rounds, 2), ("--threads", self.threads, 1), ("--seed", self.seed, 0):
             if n < least:
                 raise UserError(f"{flag} {n}: expected {least} or more")
-        require("dtype", self.dtype)
-        require("moments", self.moments)
-        require("weights", self.weights)
+        for name in ("dtype", "moments", "weights", "recompute"):
+            require(name, getattr(self, name))
         if wide := [n for n in (*self.every, *self.against) if self.weights != WIDE == self.own_dtype(n)]:
             raise UserError(
                 f"--weights {self.weights}: products beside {wide[0]} read float32; add --dtype bf16, or leave "
                 f"{wide[0]} out"
             )
-        require("recompute", self.recompute)
         for peer in self.peers:
             if peer not in (*PEERS, BEST):
                 known = f"one of {', '.join(PLAIN)}, each also with -tuned behind it, or {BEST}"
@@ -189,21 +187,9 @@ def cpuopt_side(
     plan: Plan, name: str, variant: str, dtype: str, swap: tuple[str, ...] = (), fuse: str = "auto"
 ) -> Side:
     """Describe cpuopt with some kernels, in a type."""
-    settings = {
-        "model": plan.model,
-        "variant": variant,
-        "swap": swap,
-        "fuse": fuse,
-        "dtype": dtype,
-        "moments": plan.moments,
-        "weights": plan.weights,
-        "recompute": plan.recompute,
-        "kernels": plan.kernels,
-        "threads": plan.threads,
-        "seed": plan.seed,
-        "processes": plan.processes,
-        **OPTIMIZER,
-    }
+    common = ("model", "moments", "weights", "recompute", "kernels", "threads", "seed", "processes")
+    settings = {name: getattr(plan, name) for name in common} | OPTIMIZER
+    settings |= {"variant": variant, "swap": swap, "fuse": fuse, "dtype": dtype}
     side = Side.module(name, "cpuopt.lab.peers.worker", NUMBA_NUM_THREADS=str(plan.threads))
     return replace(side, settings={"settings": settings})
 
