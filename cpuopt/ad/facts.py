@@ -117,18 +117,39 @@ class Facts:
         return (scalars & self.written(loop)) - self.flow(loop.body, scalars)[0] - self.live_out[loop] - {loop.var}
 
     def refuse_races(self) -> None:
-        """Refuse scalars that a parallel loop carries from one iteration to another, or out of its last one."""
-        for loop in self.loops():
+        """Refuse what a parallel loop carries from one iteration to another, or out of its last one."""
+        for loop in (s for s in self.loops() if s.parallel):
             own = self.locals[loop] | loop.reduced | {s.var for s in self.under(loop) if isinstance(s, For)}
-            if loop.parallel and (carried := self.written(loop) & self.scalars() - own):
+            if carried := self.written(loop) & self.scalars() - own:
                 name = min(carried)
                 line = next(s.line for s in self.under(loop) if isinstance(s, Assign) and text(s.target) == name)
                 why = f"'{name}' is carried over the iterations of a prange, which run in no order"
                 self.kernel.refuse(line, why, "loop over a range, or let each iteration assign it first")
+            if not any(isinstance(p, For) and p.parallel for p in self.parent[loop]):  # else it is a range for numba
+                for name in sorted(self.kernel.roots(self.written(loop)) & self.kernel.arrays.keys()):
+                    self.refuse_shared_elements(loop, name)
 
-    def keys(self, loop: For, e: ast.expr) -> set[Key]:
-        """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it."""
-        if not self.counts_from_zero(loop):  # x[-1] is an element of another iteration
+    def refuse_shared_elements(self, loop: For, root: str) -> None:
+        """Refuse elements of an array that one iteration of a parallel loop touches and another may write."""
+        inside = set(self.under(loop))
+        sites = [(s, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
+        if set.intersection(*(self.keys(loop, e, signed=True) for _, e in sites)):
+            return
+        moving = self.written(loop) | {loop.var}
+        moving -= {s.var for s in inside if isinstance(s, For) and not moving.intersection(*map(names, s.bounds[:2]))}
+        targets = {text(s.target) for s, e in sites if isinstance(s, Assign) and e is s.target}
+        for s, e in sites:
+            always = not any(isinstance(p, If) for p in self.between(loop.body, s))
+            if text(e) not in targets or (always and not names(e.slice) & moving):
+                why = f"'{text(e)}' is an element that other iterations of the prange may write"
+                self.kernel.refuse(s.line, why, "loop over a range, or give each iteration elements of its own")
+
+    def keys(self, loop: For, e: ast.expr, signed: bool = False) -> set[Key]:
+        """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it.
+
+        There is none for a variable that may be negative, unless `signed`: x[-1] is an element of another iteration.
+        """
+        if not signed and not self.counts_from_zero(loop):
             return set()
         parts = [text(i) for i in index(e)]
         found: set[Key] = {(base(e), (f"{k}",)) for k, p in enumerate(parts) if p == loop.var}

@@ -56,6 +56,8 @@ BODIES = [
         for step in ("s += x[i] * x[i]", "s -= x[i]", "s *= x[i] + 3.0", "s = max(s, x[i])")
     ),
     "for i in prange(n):\n        y[i] = x[i] * x[(i + n - 1) % n] * w[i]",
+    "for i in prange(n // 2):\n        y[2 * i] = x[i]\n        y[2 * i + 1] = y[2 * i] * x[i]",
+    "for i in prange(n):\n        if i == 0:\n            y[0] = x[i] * x[i]",
     "h = 0.1\n    for i in range(n):\n        h = tanh(w[i] * h + x[i])\n        y[i] = h",
     "s = 0.5\n    for i in range(n):\n        y[i] = x[i] + w[i]\n    for i in range(n):\n        y[i] *= y[i] * s\n"
     "        s = s + log(1.0 + y[i] * y[i])\n    for i in range(n):\n        y[i] += s * w[i]",
@@ -307,7 +309,17 @@ REFUSED = {
     "for i in range(n):\n        x[i] *= 2.0\n        y[i] = x[i]": "'x' is written, and is differentiated with",
     "v = x.reshape(n)\n    v[0] = 1.0\n    y[0] = x[1]": "'x' is written, and is differentiated with",
     # what an iteration of a parallel loop leaves to another
-    "for i in prange(3):\n        a[0] = x[i]\n        y[i] = a[0] * a[0]": "every iteration writes",
+    "for i in prange(3):\n        a[i % 2] = x[i]\n        y[i] = a[i % 2] * a[i % 2]": "every iteration writes",
+    **{
+        f"for i in prange(n - 1):\n        {body}": f"'{element}' is an element that other .* may write"
+        for body, element in (
+            ("y[i + 1] = y[0] * y[0]", "y.0."),
+            ("y[i] = x[i] * y[i + 1]", "y.i . 1."),
+            ("y[0] += x[i] * x[i]", "y.0."),
+            ("a[0] = x[i]\n        y[i] = a[0] * a[0]", "a.0."),
+            ("for j in range(n):\n            y[j] += x[i] * x[j]", "y.j."),
+        )
+    },
     **{
         f"s = 0.5\n    for i in prange(n):\n        {body}": "'s' is carried over .*prange"
         for body in (
