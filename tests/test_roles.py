@@ -1,7 +1,7 @@
 """Ops that the package does not have, with a role and fused ops: the rewrites take them as they are declared.
 
 An activation whose backward needs its result alone (ReLU), a loss (squared error), and an op that makes a weight's
-gradient. Their kernels are their references. Gates and normalizations of the package are in test_fuse_llama.py.
+gradient. Their kernels are their references. Gates and normalizations of the package are in test_fuse.py.
 """
 
 from inspect import signature

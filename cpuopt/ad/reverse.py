@@ -55,7 +55,8 @@ class Reverse:
         for name in sorted({s.name for s in self.plan.recorded if isinstance(s, Assign)}):
             around = [p for s in self.plan.recorded if isinstance(s, Assign) and s.name == name
                       for p in self.plan.facts.parent[s] if isinstance(p, For) and p.parallel
-                      and p in self.plan.fused and name in self.plan.facts.locals[p]]  # fmt: skip
+                      and p in self.plan.fused and p not in self.plan.serial
+                      and name in self.plan.facts.locals[p]]  # fmt: skip
             if name in self.kernel.arrays or name in self.kernel.views or (home not in around if home else around):
                 continue
             made.append(Assign(0, ast.Name(name), quote("0") if name in self.kernel.ints else ZERO))

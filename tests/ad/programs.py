@@ -1,8 +1,4 @@
-"""Random programs of the differentiable subset, and what is asked of their gradients.
-
-A program is drawn from any source of choices: hypothesis, which shrinks it, or a random generator for long runs. The
-simplest choice is always 0, so that what hypothesis shrinks to is short.
-"""
+"""Random programs of the differentiable subset, each from a seed, and what is asked of their gradients."""
 
 import linecache
 import math
@@ -12,7 +8,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import strategies as st
 
 from cpuopt.ad import Interface, UnsupportedError, differentiate
 from cpuopt.check.dual import slope as exact_slope
@@ -20,7 +15,6 @@ from cpuopt.check.dual import slope as exact_slope
 B, N = 3, 4
 NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos", "atan", "erf", "sinh", "hypot")}
 NAMES |= {"prange": range, "np": np, "math": math}
-NAMES |= {"TWO": 0.7, "HALF": 0.3}  # globals that generated text calls its constants
 HELPERS = """
 def h1(v):
     return v * v + 0.5
@@ -63,11 +57,6 @@ def h6(v):
     return s
 """
 """Functions of one's own, which programs call."""
-CLASHES = ["chunk", "ONE", "j0", "tape", "CHUNKS", "ZERO", "part", "tape_top", "j1", "tape2", "dx_parts", "dy_copy"]
-CLASHES += ["el", "dx", "dz", "f_backward", "len", "int"]
-"""Names that generated text uses, for locals."""
-PARAMETERS = ["dx", "dw", "dy", "dz", "da", "dx_add", "dy_copy", "chunk", "dn", "ONE", "b", "i", "n_"]
-"""The same for a parameter; ``b`` and ``i`` are loop variables too."""
 RANGES = ["n", "1, n", "0, n, 2", "n - 1, -1, -1", "n - 2 if b > 0 else n", "1 if b > 0 else 0, n, 2", "-1, n"]
 RANGES += ["-n, 0", "1 - n, n", "n - 1, -2, -1", "n - 1, -n - 1, -3", "-1, n, 2", "0, n, 3", "2, 1", "b - 1, n"]
 RANGES += ["n - 1, 0, -2", "b - 1, b + 1", "max(b - 1, 0), n", "min(b, 1), n", "n // 2"]
@@ -76,50 +65,30 @@ ROWS = ["n - 3, x.shape[0]", "1, x.shape[0]", "x.shape[0] - 1, -1, -1", "0, x.sh
 """Of the outer loop, besides all rows."""
 
 
-class Random:
-    """Choices from a seed."""
-
-    def __init__(self, seed):
-        self.rng = random.Random(seed)
-
-    def below(self, n):
-        return self.rng.randrange(n)
-
-
-class Drawn:
-    """Choices from hypothesis, each its own draw."""
-
-    def __init__(self, draw):
-        self.draw, self.upto = draw, [st.integers(0, n) for n in range(110)]
-
-    def below(self, n):
-        return self.draw(self.upto[n - 1])
-
-
 class Writer:
     """Writes one program."""
 
-    def __init__(self, source):
-        self.source, self.lines, self.sums, self.exponents = source, [], 0, ["0"]
+    def __init__(self, seed):
+        self.below, self.lines, self.sums, self.exponents = random.Random(seed).randrange, [], 0, ["0"]
         self.natural, self.inside, self.parallel, self.locals = False, 0, False, 0
 
     def pick(self, choices):
-        return choices[self.source.below(len(choices))]
+        return choices[self.below(len(choices))]
 
     def chance(self, percent):
-        return self.source.below(100) >= 100 - percent
+        return self.below(100) >= 100 - percent
 
     def number(self):
-        return f"{(10 - self.source.below(21)) / 10:.1f}"
+        return f"{(10 - self.below(21)) / 10:.1f}"
 
     def line(self, depth, text):
         self.lines.append("    " * depth + text)
 
     def expr(self, depth, atoms):
-        if depth == 0 or self.source.below(10) < 2:
+        if depth == 0 or self.below(10) < 2:
             return self.pick([*atoms, self.number()])
         a, b = self.expr(depth - 1, atoms), self.expr(depth - 1, atoms)
-        kind = self.source.below(14 + self.natural * 10)
+        kind = self.below(14 + self.natural * 10)
         if kind < 5:
             return f"({a} {self.pick('+-*')} {b})"
         if kind == 5:
@@ -169,7 +138,7 @@ class Writer:
 
     def as_people_write(self, depth, level, indices, scalars, arrays, atoms):
         """Statements beyond the plain subset; return whether one was written."""
-        kind = self.source.below(10)
+        kind = self.below(10)
         if kind == 0 and len(scalars) > 1:
             a, b = self.pick(scalars), self.pick(scalars)
             if a == b:
@@ -190,14 +159,14 @@ class Writer:
             rows = ["x[b]", "x[b, :]", "w", "x[(b + 1) % x.shape[0]]", "y[b]", "x[b, 0:n]", "w[0:n]"]
             self.line(depth, f"{self.pick(scalars)} = h4({self.pick(rows)}, {self.pick(rows)}, {self.expr(1, atoms)})")
         elif kind == 5 and indices and scalars:
-            name = f"r{self.source.below(2)}"
+            name = f"r{self.below(2)}"
             self.line(
                 depth, f"{name} = {self.pick(['x[b]', 'y[b]', 'x[b - 1, :]', 'w', f'x[ix[b, {indices[-1]}] % 2]'])}"
             )
             self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(indices)}] * {name}[0] * 0.3")
         elif kind == 6 and scalars:
             self.locals += 1
-            name, v = f"t{self.source.below(2)}", f"g{self.locals}"
+            name, v = f"t{self.below(2)}", f"g{self.locals}"
             size = self.pick(["n", "n + 1", "x.shape[1]", "5"])
             self.line(
                 depth,
@@ -233,14 +202,14 @@ class Writer:
         return True
 
     def block(self, depth, level, indices, scalars, arrays):
-        for _ in range(1 + self.source.below(3)):
+        for _ in range(1 + self.below(3)):
             atoms = self.atoms(scalars, indices, arrays)
             if self.natural and self.chance(35) and self.as_people_write(depth, level, indices, scalars, arrays, atoms):
                 continue
             self.exponents = ["0", "1", "2", "3", *(f"({i} % 3)" for i in indices), *(f"ix[b, {i}]" for i in indices)]
-            kind = self.source.below(106)
+            kind = self.below(106)
             if kind < 26:
-                name = f"s{self.source.below(4)}"
+                name = f"s{self.below(4)}"
                 self.line(depth, f"{name} = {self.expr(2, atoms)}")
                 if name not in scalars:
                     scalars.append(name)
@@ -265,7 +234,7 @@ class Writer:
                     self.line(depth, "else:")
                     self.block(depth + 1, level, list(indices), list(scalars), arrays)
             elif kind >= 100:  # an index that is computed
-                name = f"m{self.source.below(2)}"
+                name = f"m{self.below(2)}"
                 old = [f"({i} + 1) % n" for i in indices] + [f"n - 1 - abs({i})" for i in indices]
                 self.line(depth, f"{name} = {self.pick(['2', '0', '-1', *old, *(f'ix[b, {i}]' for i in indices)])}")
                 indices += [name] * (name not in indices)
@@ -350,25 +319,7 @@ class Writer:
             self.line(3, "y[b, i] += s0 * s1 + s2 * s3")
             if fresh and not parallel:
                 scalars = scalars and mine[:4]
-        code = "\n".join(self.lines) + "\n"
-        if self.chance(5):
-            return re.sub(r"\ba\b", self.pick(PARAMETERS), code)
-        return self.with_clashes(code) if self.chance(30) else code
-
-    def with_clashes(self, code):
-        """Give some locals the names that generated text uses, and put globals of such names for numbers."""
-        free = [n for n in CLASHES if not self.natural or n not in ("int", "len")]  # which it calls
-        for local in ("s0", "s1", "s2", "s3", "n", "j", "top", "total", "e"):
-            if self.chance(50):
-                code = re.sub(rf"\b{local}\b", free.pop(self.source.below(len(free))), code)
-        code = re.sub(r"(?<![\d.])0\.7(?!\d)", "TWO", code)
-        return re.sub(r"(?<![\d.])0\.3(?!\d)", "HALF", code)
-
-
-@st.composite
-def drawn(draw):
-    """A program as a hypothesis strategy."""
-    return Writer(Drawn(draw)).program()
+        return "\n".join(self.lines) + "\n"
 
 
 def compiled(code, names=NAMES):

@@ -91,7 +91,7 @@ SAVED = [
 
 @pytest.mark.parametrize("body", SAVED)
 def test_what_the_forward_saved_is_read(body):
-    programs.agrees(programs.function(body, "x, z, y"), saved=["z"], z=np.full((6, 2), np.nan))
+    programs.agrees(programs.function(body, "x, z, y", HALF=0.3), saved=["z"], z=np.full((6, 2), np.nan))
 
 
 @pytest.mark.parametrize("other", ["0", "x.shape[0] - 6"])
@@ -196,7 +196,9 @@ def test_compiled_in_float32_a_sigmoid_has_a_gradient_everywhere_and_an_index_ma
 # Names --------------------------------------------------------------------------------------------------------------
 
 NAMED = "for i in prange(n):\n        y[i] = x[i] * x[0] * NAME + tanh(x[i]) * NAME"
-LOCALS = ["TWO", "HALF", "SCRATCH", "dx_memory", "np", "math", "range", "prange", "ef", "dy", "tape2_top"]
+LOCALS = ["TWO", "HALF", "SCRATCH", "np", "math", "range", "prange", "chunk", "ONE", "CHUNKS", "ZERO", "part", "int"]
+LOCALS += ["len", "j0", "j1", "tape", "tape_top", "tape2", "tape2_top", "dx_parts", "dx_memory", "dy_copy", "el", "ef"]
+LOCALS += ["dx", "dy", "dz", "f_backward"]
 GLOBALS = ["ONE", "TWO", "HALF", "ZERO", "CHUNKS", "chunk", "j0", "f_backward", "dx", "len"]
 
 
@@ -220,7 +222,7 @@ def in_a_closure():
             programs.function(
                 f"{name} = 1.5\n    {NAMED.replace('prange', 'numba.prange').replace('NAME', name)}", numba=numba
             )
-            for name in programs.CLASHES + LOCALS
+            for name in LOCALS
         ),
         *(programs.function(NAMED.replace("NAME", name), **{name: 3.0}) for name in GLOBALS),
         programs.function("for chunk in prange(n):\n        y[chunk] = x[chunk] * x[0]"),

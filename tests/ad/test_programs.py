@@ -2,7 +2,6 @@
 
 import programs
 import pytest
-from hypothesis import HealthCheck, example, find, given, settings
 
 from cpuopt.ad import plan as planning
 
@@ -80,48 +79,21 @@ def test_bounds_that_are_expressions(body):
     assert programs.examine(code) == programs.Verdict("right")
 
 
-def test_a_program_whose_own_floats_overflow_is_left_out():
-    """Dual numbers compute with NumPy's, which become infinite; here no slope is lost by it."""
-    code = """def f(x, w, ix, a, y, z):
-    for b in range(x.shape[0]):
-        s0 = sqrt(1e300)
-        s1 = s0 ** 4
-        y[b, 0] = x[b, 0] * (1.0 if s1 > s0 else 2.0)
-"""
-    assert programs.examine(code).kind == "unfit"
-    assert programs.examine(code.replace("1e300", "1e30")).kind == "right"
-
-
 def test_75_random_programs():
-    """Several draws may give one program, which is examined once."""
-    seen = {}
-
-    @settings(max_examples=150, suppress_health_check=list(HealthCheck))
-    @given(programs.drawn())
-    @example(STORE_READ_BY_A_CONDITION)
-    @example(STORE_READ_BEFORE_IT_IS_WRITTEN)
-    @example(A_LOOP_MAY_BE_EMPTY)
-    def every(code):
-        if code not in seen and len(seen) >= 75 and all(v.kind != "wrong" for v in seen.values()):
-            return
-        seen[code] = verdict = seen.get(code) or programs.examine(code, len(code))
+    found = [STORE_READ_BY_A_CONDITION, STORE_READ_BEFORE_IT_IS_WRITTEN, A_LOOP_MAY_BE_EMPTY]
+    found += [programs.Writer(seed).program() for seed in range(72)]  # 57: a loop on one thread that records a local
+    kinds = []
+    for seed, code in enumerate(found):
+        verdict = programs.examine(code, seed)
         assert verdict.kind != "wrong", f"{verdict.detail}\n{code}"
-
-    every()
-    assert len(seen) == 75
-    assert sum(v.kind == "right" for v in seen.values()) > 50  # the others are refused, most of them on purpose
-
-
-@pytest.mark.slow  # 500 steps of the shrinker
-def test_a_failing_program_shrinks():
-    nested = find(programs.drawn(), lambda code: "\n            if " in code, settings=settings(database=None))
-    assert len(nested.splitlines()) < 20
+        kinds.append(verdict.kind)
+    assert kinds.count("right") > 50  # the others are refused, most of them on purpose
 
 
 def wrong_among(count):
     """The first wrong program of some."""
     for seed in range(count):
-        code = programs.Writer(programs.Random(seed)).program()
+        code = programs.Writer(seed).program()
         try:
             if programs.examine(code, seed).kind == "wrong":
                 return seed
