@@ -279,37 +279,6 @@ def test_vanilla_is_complete():
     assert [op for op in ops.ALL if (op, "vanilla") not in registry.KERNELS] == []
 
 
-# The files that name a storage type -----------------------------------------------------------------------------------
-
-SAY_FLOAT32 = """
-    ad/emit.py ad/naming.py ad/rules.py
-    check/cases.py check/dual.py check/fit.py check/judge.py check/memory.py check/sized.py check/timed.py
-    cli/convert.py cli/generate.py generate/decoder.py
-    kernels/compile/storage.py kernels/roofs.py lab/ab.py measure/rates.py
-    models/own.py models/positions.py nn/initial.py nn/modules.py
-    ops/declaration.py ops/dropout.py train/frozen.py train/settings.py weights/tensors.py
-"""
-"""The files that do, besides the record. Kernels compute in float32; they get the types of arrays from declarations."""
-
-
-def says_float32(trees):
-    """The files that name the type, as text or as NumPy's; of kernels, which may compute in it, as text alone."""
-    kernels = re.compile(f"kernels/({'|'.join([*cpuopt.kernels.VARIANTS, 'toolkit'])})/")
-    found = set()
-    for name, tree in trees.items():
-        nodes = list(ast.walk(tree))
-        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
-        names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
-        if "float32" in texts or ("float32" in names and not kernels.match(name)):
-            found.add(name)
-    return found - {"ops/storage.py"}
-
-
-def test_the_files_that_say_float32_become_fewer():
-    """Take a file that no longer does from the list; a new one asks `ops.storage`, or a declaration."""
-    assert says_float32({file: tree_of(file) for file in FILES}) == set(SAY_FLOAT32.split())
-
-
 # Machines -------------------------------------------------------------------------------------------------------------
 
 MICRO = "kernels/toolkit/micro/"

@@ -20,26 +20,14 @@ from cpuopt.kernels.compile import jit
 from cpuopt.kernels.registry import Kernel, Scratch
 from cpuopt.lab import ab
 from cpuopt.nn.trace import current
-from cpuopt.ops.declaration import BT, C, N, Op, acc, inp, out, symbols
-from cpuopt.program.program import Call
+from cpuopt.ops.declaration import BT, C, N, Op, acc, inp, out
 
 ANY = ("float32", "float64", "float16")
 DOUBLE = ("float64",)
-R, W = symbols("R W")
-"""R: the powers that are made, which only the output has; W: rounds of work, which no array has."""
 
 
 def declare(name, *args, flops=2 * N, reference, inverts=None):
     return Op(name, *args, label="", flops=flops, reference=reference, source="", inverts=inverts)
-
-
-def powers_of(inp, out):
-    return {"out": inp[:, None] ** np.arange(1, out.shape[1] + 1)}
-
-
-def slopes_of_powers(dout, inp):
-    r = np.arange(1, dout.shape[1] + 1)
-    return {"dinp": (dout * r * inp[:, None] ** (r - 1)).sum(axis=1)}
 
 
 widen_forward = declare(
@@ -64,14 +52,6 @@ scale_backward = declare(
     flops=3 * BT * C,
     reference=lambda dout, inp, weight: {"dinp": dout * weight, "dweight": (dout * inp).sum(axis=0)},
     inverts=scale_forward,
-)
-powers_forward = declare("powers_forward", out("out", N, R), inp("inp", N), flops=N * R * W, reference=powers_of)
-powers_backward = declare(
-    "powers_backward",
-    *(acc("dinp", N, reduces=R), inp("dout", N, R), inp("inp", N)),
-    flops=2 * N * R * W,
-    reference=slopes_of_powers,
-    inverts=powers_forward,
 )
 
 
@@ -98,31 +78,12 @@ def scale_back(dinp, dinp_add, dweight, dweight_add, dout, inp, weight):
     dweight[:] = (dout.astype(total) * inp).sum(axis=0) + (dweight if dweight_add else 0)
 
 
-def powers(out, inp, work):
-    work[:] = 1 / len(work)
-    out[:] = powers_of(inp, out)["out"]
-
-
-def powers_back(dinp, dinp_add, dout, inp, work):
-    work[:] = 1 / len(work)
-    dinp[:] = slopes_of_powers(dout, inp)["dinp"] + (dinp if dinp_add else 0)
-
-
-SCRATCH = {scale_forward: Scratch("order", C, "int32")}
-SCRATCH |= dict.fromkeys((powers_forward, powers_backward), Scratch("work", W))
-
-
 def kernel(op, function):
-    return Kernel(op, "vanilla", function, (SCRATCH[op],) if op in SCRATCH else ())
+    return Kernel(op, "vanilla", function, (Scratch("order", C, "int32"),) * (op is scale_forward))
 
 
-KERNELS = {
-    op.name: kernel(op, function)
-    for op, function in (
-        *((widen_forward, widen), (widen_backward, widen_back), (scale_forward, scale), (scale_backward, scale_back)),
-        *((powers_forward, powers), (powers_backward, powers_back)),
-    )
-}
+MADE = ((widen_forward, widen), (widen_backward, widen_back), (scale_forward, scale), (scale_backward, scale_back))
+KERNELS = {op.name: kernel(op, function) for op, function in MADE}
 
 
 @pytest.fixture
@@ -231,7 +192,6 @@ def test_right_kernels_pass_with_every_type(name):
     assert types == ({"float64", "float16"} if "scale" in name else set())
     assert check_fenced(kernel.of({}), case(kernel.op, SMALL), (1,), 0) == ""
     assert all(r.verdict == "right" for r in check_gradient(kernel.op))
-    assert "powers" not in name or all(on.sizes.keys() == {"N", "R", "W"} for on in cases(kernel.op))
 
 
 def result(function, op, types=None, sized=False):
@@ -273,67 +233,10 @@ def test_what_is_not_written_is_seen(dtype, sized):
     assert "as filled before the call, so not written" in result(forgets_the_last, scale_backward, types, sized).reason
 
 
-# Sizes ---------------------------------------------------------------------------------------------------------------
+def test_a_size_that_no_argument_fixes_is_asked_for():
+    class Attention(nn.Module):
+        def forward(self, x):
+            return F.mean(current().emit(ops.attention_forward, {"qkv": x}))
 
-
-class Powers(nn.Module):
-    def __init__(self, **sizes):
-        self.weight, self.sizes = nn.Parameter((5,), nn.uniform(1)), sizes
-
-    def forward(self, targets):
-        logits = current().emit(powers_forward, {"inp": self.weight}, **self.sizes)
-        return F.cross_entropy(logits, targets), logits
-
-
-def engine_of(**sizes):
-    return Engine(Powers(**sizes), {"targets": ((5,), "int32")})
-
-
-def test_a_size_that_no_argument_fixes_reaches_all_that_reads_sizes(registered):
-    made = engine_of(R=3, W=70)
-    calls = {c.op: c for c in made.program.calls}
-    for op, count in ((powers_forward, 5 * 3 * 70), (powers_backward, 2 * 5 * 3 * 70)):
-        assert calls[op].sizes == {"N": 5, "R": 3, "W": 70}
-        assert calls[op].flops == count
-        assert made.plan.scratch[calls[op]]["work"].shape == (70,)
-        case = Case.of(calls[op])
-        assert case.sizes["W"] == 70
-        assert check(registry.KERNELS[op.name, "vanilla"], case).verdict == "right"
-    assert calls[powers_backward].inverts is calls[powers_forward]
-    assert "W" not in calls[ops.adamw].sizes
-    targets = np.arange(5, dtype=np.int32) % 3
-    weight = made.parameters()["weight"].copy().astype(float)
-    logits = weight[:, None] ** np.arange(1, 4)
-    probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    assert made.forward(targets=targets) == pytest.approx(-np.log(probs[np.arange(5), targets]).mean(), rel=1e-6)
-    made.run("backward")
-    dout = (probs - np.eye(3)[targets]) / 5
-    np.testing.assert_allclose(made.gradients()["weight"], slopes_of_powers(dout, weight)["dinp"], rtol=1e-5, atol=1e-7)
-
-
-def test_a_kernel_that_relies_on_another_size_is_caught():
-    def mutant(out, inp, work):
-        powers(out, inp, work[: out.shape[1]])
-        out *= len(work) / out.shape[1]
-
-    case = Case({"N": 5, "R": 3, "W": 70})
-    assert check(kernel(powers_forward, powers), case).verdict == "right"
-    assert check(kernel(powers_forward, mutant), case).verdict == "wrong"
-
-
-def test_a_size_that_is_neither_fixed_nor_given_is_named(registered):
-    with pytest.raises(UserError, match="layer 'model': no argument fixes W; give its size: emit"):
-        engine_of(R=3)
-    with pytest.raises(UserError, match="no argument fixes R"):
-        engine_of(W=3)
-
-
-def test_a_size_that_is_given_must_agree_with_the_arguments(registered):
-    program = engine_of(R=3, W=70).program
-    call = next(c for c in program.calls if c.op is powers_forward)
-    with pytest.raises(
-        UserError, match=r"'out' has shape \(5, 3\); expected .* = \(5, 4\), because the call fixes R = 4"
-    ):
-        Call(powers_forward, "layer", call.args, given={"R": 4})
-    with pytest.raises(KeyError, match="W"):  # what becomes of a call that loses its sizes
-        _ = Call(powers_forward, "layer", call.args).flops
+    with pytest.raises(UserError, match="layer 'model': no argument fixes NH; give its size: emit"):
+        Engine(Attention(), {"x": ((2, 3, 6), "float32")})
