@@ -24,6 +24,7 @@ from cpuopt.kernels.registry import Kernel
 from cpuopt.kernels.toolkit import threads
 from cpuopt.kernels.toolkit.epilogue import copy_weights
 from cpuopt.kernels.toolkit.lanes import load, store
+from cpuopt.kernels.toolkit.micro.records import MICRO_KERNELS
 from cpuopt.kernels.toolkit.simd import HOST, LANES, MR, NR, at, product_of
 from cpuopt.ops.storage import TYPES
 from cpuopt.program.fuse import usual
@@ -377,10 +378,10 @@ def every_call():
         yield "matmul_backward_weight", size, of("dout", "inp")
 
 
-def bits_of_calls():
-    """Whether there is an instruction, and what each call writes on one thread."""
-    found = [bool(HOST.dot)]
-    for op, sizes, types in every_call():
+def bits_of(calls):
+    """The order of sums, whether there is an instruction, and what each call writes on one thread."""
+    found = [MICRO_KERNELS["bfloat16"].order, bool(HOST.dot)]
+    for op, sizes, types in calls:
         kernel = registry.find(op, "optimized").of(types)
         kernel.compile()
         given, args = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5)), []
@@ -396,7 +397,8 @@ def bits_of_calls():
 @pytest.mark.slow
 @pytest.mark.skipif(not HOST.dot, reason="this processor has no instruction for pairs of bfloat16")
 def test_products_and_attention_have_the_same_bits_without_the_instruction():
-    dot, *mine = in_a_process("bits_of_calls()", CPUOPT_AMX="off")  # whose products have an order of their own
-    other, *theirs = in_a_process("bits_of_calls()", CPUOPT_TARGET="znver4")  # a tile without the instruction
+    calls = [*every_call()]
+    _, dot, *mine = in_a_process(f"bits_of({calls})", CPUOPT_AMX="off")  # whose products have an order of their own
+    _, other, *theirs = in_a_process(f"bits_of({calls})", CPUOPT_TARGET="znver4")  # a tile without the instruction
     assert (dot, other) == (True, False)
     assert mine == theirs

@@ -8,36 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_bf16 import in_a_process, of
 
 import cpuopt.kernels  # noqa: F401  (whose order is that of the machine)
 from cpuopt import cli
 from cpuopt.machine import ORDER
 
-SCRIPT = """
-import sys, numpy as np
-from cpuopt.check.cases import Case, arguments
-from cpuopt.kernels.registry import find
-from cpuopt.kernels.toolkit import threads
-from cpuopt.kernels.toolkit.micro.records import MICRO_KERNELS
-from cpuopt.ops.storage import TYPES
-
-print(MICRO_KERNELS["bfloat16"].order)
-for op in sys.argv[1:]:
-    types = {n: "bfloat16" for n in {"forward": ("inp", "weight"), "input": ("dout", "weight")}[op.rpartition("_")[2]]}
-    kernel = find(op, "optimized").of(types)
-    kernel.compile()
-    threads.set_threads(1)
-    for sizes in ({"BT": 37, "C": 70, "OC": 65}, {"BT": 3, "C": 600, "OC": 40}):
-        given, args = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5)), []
-        for a in kernel.op.args:
-            args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
-        work = [np.zeros(shape, TYPES[dtype].dtype) for shape, dtype in kernel.work(sizes).values()]
-        kernel.direct().function(*args, *work)
-        print(b"".join(given[a.name].tobytes() for a in kernel.op.written).hex())
-"""
 BY_VECTORS = {ORDER: "amx"}
 BY_SHORTER_VECTORS = {ORDER: "amx", "CPUOPT_TARGET": "haswell"}
 OF_THE_RECORD = {"CPUOPT_TARGET": "graniterapids"}
+CALLS = [
+    (op, sizes, of("weight", given))
+    for op, given in (("matmul_forward", "inp"), ("matmul_backward_input", "dout"))
+    for sizes in ({"BT": 37, "C": 70, "OC": 65}, {"BT": 3, "C": 600, "OC": 40})
+]
+"""Products whose sums are stored in float32."""
 
 
 def python(*words, **more):
@@ -51,7 +36,7 @@ def python(*words, **more):
     [(BY_VECTORS, "amx"), (BY_SHORTER_VECTORS, "amx"), ({**OF_THE_RECORD, ORDER: "pairs"}, "pairs")],
 )
 def test_the_environment_chooses(environment, order):
-    assert python("-c", SCRIPT, **environment)[:2] == (0, [order])
+    assert in_a_process("bits_of([])", **environment)[0] == order
 
 
 @pytest.mark.parametrize(
@@ -71,12 +56,10 @@ def test_an_order_that_cannot_be_had_is_refused(words, said, tmp_path, capsys, m
 
 @pytest.mark.slow
 def test_an_order_has_the_same_bits_on_any_vectors():
-    ops = "matmul_forward", "matmul_backward_input"
-    found = [python("-c", SCRIPT, *ops, **e)[1] for e in (BY_VECTORS, BY_SHORTER_VECTORS, OF_THE_RECORD)]
-    assert found[0][0] == "amx"
-    assert len(found[0]) == 5
-    assert found[0] == found[1] == found[2]
-    assert found[0] != python("-c", SCRIPT, *ops)[1]
+    found = [in_a_process(f"bits_of({CALLS})", **e) for e in (BY_VECTORS, BY_SHORTER_VECTORS, OF_THE_RECORD, {})]
+    bits = [bits for _, _, *bits in found]
+    assert [order for order, *_ in found] == ["amx", "amx", "amx", "pairs"]
+    assert bits[0] == bits[1] == bits[2] != bits[3]
 
 
 @pytest.mark.slow

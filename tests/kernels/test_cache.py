@@ -33,7 +33,7 @@ from numba.core import codegen, config
 from numba.core.compiler import CompilerBase
 from numba.extending import intrinsic
 
-from cpuopt.files import CacheWarning, cache_folder
+from cpuopt.files import CacheWarning
 from cpuopt.kernels.compile import cache, dependencies, entries
 
 ROOT = Path(cache.__file__).parents[3]
@@ -245,21 +245,6 @@ def test_comments_docstrings_dates_and_places_cost_a_second_process_nothing(pack
     assert {e.name.rpartition("-")[0] for e in package.entries()} >= {"alone-kernels", "over._locals_.closure-kernels"}
 
 
-def test_stale_bytecode_does_not_poison_the_cache(package):
-    """Python itself runs old bytecode after an edit that leaves size and second alone; the cache must not keep it."""
-    source = package.root / "colorsys.py"
-    writing = {"PYTHONDONTWRITEBYTECODE": ""}
-    package.run("calls", **writing)
-    before = source.stat()
-    package.edit("colorsys.py", "x + 70", "x + 72")
-    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert package.run("calls", **writing).values == {"calls": 77}
-    os.utime(source)
-    later = package.run("calls", **writing)
-    assert later.values == {"calls": 79}
-    assert later.missed == {"calls"}
-
-
 # Functions of one name that LLVM does not inline, and a parallel kernel.
 TWINS = PACKAGE | {
     "kernels.py": """
@@ -357,65 +342,6 @@ def test_machine_code_and_its_symbols_are_the_same_in_each_process_whatever_it_c
     assert len(one[0].split()[0]) == 12
 
 
-STEP = """
-import json, sys, zlib
-import numpy as np
-from cpuopt import Choice, load_kernels
-from cpuopt.engine import Engine
-from cpuopt.kernels.compile import cache, jit
-from cpuopt.models.gpt2 import GPT2, Config
-variant, processes, *files = sys.argv[1:]
-load_kernels(files)
-B, T, V = 3, 77, 1013
-engine = Engine(
-    GPT2(Config(3, 5, 85, V, T)),
-    {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")},
-    choice=Choice(variant, ["*_backward*@h.1*=generated", "attention@h.2*=mine"] * (variant == "vanilla")),
-    fuse=() if variant != "optimized" else ("residual", "layernorm", "gelu", "classifier", "update"),
-    threads=1, processes=int(processes), kernel_files=files,
-)
-tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
-for _ in range(2):
-    engine.step(tokens=tokens, targets=tokens[:, ::-1].copy())
-bits = zlib.crc32(b"".join(p.tobytes() for p in engine.parameters().values()))
-codes = {k.name: jit.code_digest(k) for k in engine.kernels}
-variants = sorted({k.variant for k in engine.kernels})
-print(json.dumps([bits, codes, cache.stats()["misses"], variants]))
-"""
-FILE = """
-from cpuopt import kernel, ops, registry
-for op in (ops.attention_forward, ops.attention_backward):
-    vanilla = registry.KERNELS[op.name, "vanilla"]
-    kernel(op, "mine", scratch=[(s.name, s.size) for s in vanilla.scratch])(vanilla.function.py_func)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variants", [["generated", "mine", "vanilla"], ["optimized"]], ids=" ".join)
-def test_whole_steps_are_alike_whoever_compiles(tmp_path, variants):
-    package = Package(tmp_path, {"step.py": STEP, "mine.py": FILE})
-    variant, files = variants[-1], [tmp_path / "mine.py"] * ("mine" in variants)
-
-    def step(processes):
-        return json.loads(package.said("step.py", variant, processes, *files, warnings="default")[0])
-
-    kernels = tmp_path / "cache" / "kernels"
-    kernels.mkdir(parents=True)
-    for entry in cache_folder("kernels").glob("*.nbc"):  # most are there already and load
-        with contextlib.suppress(FileNotFoundError):  # as another process removes old ones
-            shutil.copy2(entry, kernels)
-    found = [step(2)]
-    for start, processes in ((0, 1), (1, 2)):  # a third is compiled by the process that runs it, another by a pool
-        for entry in sorted(kernels.glob("*.nbc"))[start::3]:
-            entry.unlink()
-        found.append(step(processes))
-    loading, compiling, pool = found
-    assert compiling[:2] == pool[:2] == loading[:2]
-    assert compiling[2] > 0
-    assert all(compiling[1].values())
-    assert set(compiling[3]) >= set(variants)
-
-
 SMALL = """
 import json, sys
 import numpy as np
@@ -426,21 +352,35 @@ def residual_forward(out, inp1, inp2):
     a, b, o = inp1.reshape(-1), inp2.reshape(-1), out.reshape(-1)
     for i in range(o.size):
         o[i] = a[i] + b[i]
-kernels = [registry.KERNELS[key] for key in (("residual_forward", "mine"), ("sumsq", "vanilla"), ("copy", "vanilla"))]
+kernels = [k for k in registry.KERNELS.values() if k.name in ("residual_forward[mine]", *sys.argv[1:])]
 jit.compile_kernels(kernels, processes=2)
 print(json.dumps([cache.stats(), {k.name: jit.code_digest(k) for k in kernels}]))
 """
 
 
-def test_a_script_without_a_main_guard_compiles_in_processes_and_says_so_and_runs_the_same_without_a_cache(tmp_path):
-    package = Package(tmp_path, {"small.py": SMALL, "a file": ""})
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["sumsq[vanilla]", "copy[vanilla]"],
+        pytest.param(
+            [
+                *("attention_forward[optimized]", "attention_backward[optimized]", "matmul_update[optimized]"),
+                *("classifier_update[optimized]", "layernorm_backward[generated]", "attention_backward[generated]"),
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_script_without_a_main_guard_compiles_in_processes_and_runs_the_same_without_a_cache(tmp_path, names):
+    package, n = Package(tmp_path, {"small.py": SMALL, "a file": ""}), len(names)
     at = {"CPUOPT_CACHE_DIR": str(tmp_path / "a file"), "warnings": "default"}
-    (first, told), (second, silent), (without, warned) = (package.said("small.py", **how) for how in ({}, {}, at))
+    (first, told), (second, silent), (without, warned) = (package.said("small.py", *names, **w) for w in ({}, {}, at))
     (stats, codes), (again, loaded) = json.loads(first), json.loads(second)
-    assert told == "cpuopt: compiling 3 kernels, once for this machine\n"
+    assert told == f"cpuopt: compiling {n + 1} kernels, once for this machine\n"
     assert silent == ""
-    assert stats == {"hits": 2, "misses": 1, "saved": 1}  # the script's own kernel is compiled where it is
-    assert again == {"hits": 3, "misses": 0, "saved": 0}
+    assert stats["saved"] == stats["misses"] >= 1  # the script's own kernel is compiled where it is
+    assert stats["hits"] >= n
+    assert again["misses"] == again["saved"] == 0
     assert "kernels are not cached" in warned
     assert codes == loaded == json.loads(without)[1]
     assert all(codes.values())

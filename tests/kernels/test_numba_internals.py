@@ -14,7 +14,7 @@ import pytest
 from numba import types
 
 from cpuopt.files import CacheWarning
-from cpuopt.kernels.compile import cache, entries, jit, numba_internals
+from cpuopt.kernels.compile import cache, entries, numba_internals
 from cpuopt.kernels.compile.numba_internals import INTERNALS, bounds, minor, unsupported
 
 ROOT = Path(__file__).parent.parent.parent
@@ -93,24 +93,6 @@ def test_another_numba_runs_kernels_and_says_in_one_line_that_none_is_kept(reche
     assert not cache.is_cached(kernels[0], (types.int64,))
     assert cache.code_digest(kernels[0], (types.int64,)) == ""
     assert not list(tmp_path.rglob("*.nbc"))
-
-
-def test_no_process_compiles_for_another_if_nothing_is_kept(recheck, monkeypatch):
-    class Missing:
-        name = "missing"
-        compiled = 0
-
-        def is_compiled(self):
-            return self.compiled > 0
-
-        def compile(self):
-            self.compiled += 1
-
-    monkeypatch.setattr(numba, "__version__", "0.99.0")
-    monkeypatch.setattr(jit, "_compile_elsewhere", lambda *args: pytest.fail("nobody could load what it compiles"))
-    kernels = [Missing(), Missing()]
-    assert jit.compile_kernels(kernels, processes=2, progress=lambda *of: None) == 2
-    assert [k.compiled for k in kernels] == [1, 1]
 
 
 # The other versions ---------------------------------------------------------------------------------------------------
