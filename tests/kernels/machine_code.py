@@ -2,6 +2,7 @@
 
 import importlib.util
 import pickle
+import re
 from functools import cache
 from pathlib import Path
 
@@ -34,3 +35,18 @@ def symbols(op: str, variant: str) -> str:
     (_, _, (code, *_)), *_ = pickle.loads(entries.read(entries.folder_in_use(), key))
     sections = llvm.ObjectFileRef.from_data(code).sections()
     return b"".join(s.data() for s in sections if s.name() == b".strtab").replace(b"\0", b"\n").decode()
+
+
+def innermost_loops(text):
+    """From a label to a jump back to it, with no such jump between."""
+    lines = text.splitlines()
+    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
+    jumps = [
+        (labels[m[1]], i)
+        for i, line in enumerate(lines)
+        if (m := re.match(r"\s+j\w+\s+(\.L\w+)$", line)) and m[1] in labels
+    ]
+    back = [(start, end) for start, end in jumps if start < end]
+    for start, end in back:
+        if not any(start <= s and e < end for s, e in back):
+            yield "\n".join(lines[start : end + 1])

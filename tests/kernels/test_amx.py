@@ -320,15 +320,3 @@ def test_a_gradient_of_the_input_adds_in_the_order_of_amx(tokens, depth, columns
     given = weight.view(BF16)
     PRODUCTS.backward_input(dinp, False, dout.view(np.float32), given, room(PRODUCTS.input_floats), parts, queue())
     assert same(dinp, reference(dout.view(np.float32), columns_as_words(weight), dinp, depth // 2, False))
-
-
-@wide
-@pytest.mark.parametrize(("tokens", "outputs", "first", "rows"), [(9, 50, 3, 47), (64, 48, 0, 48), (33, 20, 16, 4)])
-def test_columns_are_packed_as_rows_of_tiles(tokens, outputs, first, rows):
-    rng = np.random.default_rng(10)
-    dout, depth = halves(rng, (tokens, outputs)), (tokens + 1) // 2
-    apart = -(-depth // 16) * 16
-    block = np.full((64, apart), np.nan, np.float32).reshape(-1)
-    matmul.pack_outputs_by(TILES)(block, dout.view(BF16), 0, depth, first, rows)
-    want = columns_as_words(dout)[:, first : first + rows].T
-    assert block.reshape(-1, apart)[:rows, :depth].tobytes() == np.ascontiguousarray(want).tobytes()

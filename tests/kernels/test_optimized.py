@@ -8,7 +8,7 @@ import ml_dtypes
 import numba
 import numpy as np
 import pytest
-from machine_code import assembly, symbols
+from machine_code import assembly, innermost_loops, symbols
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
@@ -37,21 +37,6 @@ FEW = {  # one logarithm a row, two powers a call
     **{f"classifier_update_{name}": {"logf"} for name in ("sgd", "lion")},
 }
 VECTORS = re.compile(r"\sv(?!mov|broadcast|xor)\w+ps\s.*%ymm")
-
-
-def innermost_loops(text):
-    """From a label to a jump back to it, with no such jump between."""
-    lines = text.splitlines()
-    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
-    jumps = [
-        (labels[m[1]], i)
-        for i, line in enumerate(lines)
-        if (m := re.match(r"\s+j\w+\s+(\.L\w+)$", line)) and m[1] in labels
-    ]
-    back = [(start, end) for start, end in jumps if start < end]
-    for start, end in back:
-        if not any(start <= s and e < end for s, e in back):
-            yield "\n".join(lines[start : end + 1])
 
 
 @cache
@@ -250,13 +235,6 @@ def test_which_side_of_a_product_is_packed_changes_no_bit(prefers, half, M, K, N
     assert prefers.py_func(M, words, N)
     assert not prefers.py_func(20, words, N)
     np.testing.assert_array_equal(*outs)
-
-
-def test_words_are_packed_of_tokens_if_rows_of_the_result_share_places_in_the_cache():
-    """Their tiles would be written to few places of L1, at half the time of a product of floats."""
-    assert not prefers_words.py_func(1024, 384, 3072)
-    assert prefers_words.py_func(1024, 384, 2304)
-    assert prefers_floats.py_func(1024, 384, 3072)
 
 
 @pytest.mark.parametrize(("M", "N", "C"), [(300, 9, 77), (130, 40, 5), (129, 70, 32)])

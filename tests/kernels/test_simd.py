@@ -5,14 +5,14 @@ import re
 import numba
 import numpy as np
 import pytest
-from machine_code import assembly
+from machine_code import assembly, innermost_loops
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.check import check
 from cpuopt.kernels.compile import jit
-from cpuopt.kernels.optimized import _backward_input, matmul
+from cpuopt.kernels.optimized import matmul
 from cpuopt.kernels.registry import KERNELS
-from cpuopt.kernels.toolkit import blocks, lanes, simd
+from cpuopt.kernels.toolkit import lanes, simd
 from cpuopt.kernels.toolkit.fastmath import exp, exp2, maximum, tanh
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.micro import blocking
@@ -124,27 +124,6 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
 ]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "rows", "shares"),
-    [
-        (1, 127, 1),
-        (1, 128, 2),
-        (5, 129, 2),
-        (67, 16 * 67 - 1, 2),
-        (67, 16 * 67, 4),
-        (3, 1029, 16),
-        (64, 50257, 16),
-        (blocking.SHARED, 4 * blocking.SHARED, 2),
-        (blocking.SHARED + 1, 50257, 1),
-    ],
-)
-def test_shares_of_rows_follow_from_the_shape(tokens, rows, shares):
-    assert _backward_input.count_shares(tokens, rows) == shares
-    floats = _backward_input.share_floats(tokens, 10, rows)
-    assert floats == (shares * tokens * 10 if shares > 1 else 0)
-    assert floats * shares <= rows * 10
-
-
 @pytest.mark.parametrize("op", MATMULS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_matmul(op, shape):
@@ -153,30 +132,12 @@ def test_matmul(op, shape):
     assert result.verdict == "right", str(result)
 
 
-@pytest.mark.parametrize("rows", [1, 6, 7, 8, MR, 48, 112, 256])
-def test_rows_that_share_their_places_in_the_first_level_cache_are_fewer_than_these(rows):
-    count_groups = blocks.count_groups_by(FLOATS)
-
-    def largest(row):
-        return -(-rows // count_groups(rows, row))
-
-    assert largest(3 * blocking.ALIASED) <= min(MR, 7)  # usual caches hold 8 lines at one place
-    assert largest(blocks.PACKED) == largest(blocking.ALIASED - blocking.LINE) == -(-rows // -(-rows // MR))
-
-
-def micro_kernels(text):
-    """Blocks that jump to themselves and multiply vectors."""
-    for part in re.split(r"\n(?=\.LBB)", text):
-        for end in re.finditer(rf"\n\s+j\w+\s+{re.escape(part.split(':')[0])}\n", part + "\n"):
-            if re.search(r"vfmadd\w+ps\s.*%[yz]mm", part):
-                yield part[: end.end()]
-
-
 @pytest.mark.skipif(LANES < 8, reason="the patterns are those of AVX")
 @pytest.mark.parametrize("op", [*MATMULS, "attention_forward", "attention_backward"])
 def test_hot_loops_are_multiply_adds(op):
     others = "vdivps|vcmp|vmax|vmin|vcvt"  # GELU, powers, logarithms
-    loops = [loop for loop in micro_kernels(assembly(op)) if not re.search(others, loop)]
+    loops = [loop for loop in innermost_loops(assembly(op)) if re.search(r"vfmadd\w+ps\s.*%[yz]mm", loop)]
+    loops = [loop for loop in loops if not re.search(others, loop)]
     counts = {len(re.findall(r"vfmadd\w+ps\s.*%[yz]mm", loop)) for loop in loops}
     assert {2 * simd.HOST.vectors * rows for rows in range(1, MR + 1)} <= counts
     for loop in loops:
