@@ -115,7 +115,7 @@ def inspect(op: str, variant: str, target: str, kernels: Sequence[str] = ()) -> 
     machine = find(target)
     with tempfile.TemporaryDirectory(prefix="cpuopt-inspect-") as folder:
         settings = {"CPUOPT_CACHE_DIR": folder, VARIABLE: target}
-        side = Side.module("compiler", "cpuopt.kernels.compile.retarget", **settings)
+        side = Side.module("compiler", "cpuopt.kernels.compile.inspection", **settings)
         try:
             with Worker(side, limit_s=LIMIT_S) as worker:
                 found = worker.ask("build", op=op, variant=variant, kernels=[str(k) for k in kernels])

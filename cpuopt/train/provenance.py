@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine import Engine
 from ..kernels.compile import cache, jit
-from ..kernels.compile.target import target
+from ..kernels.compile.numba_internals import target
 from ..machine import describe
 from ..wording import count
 

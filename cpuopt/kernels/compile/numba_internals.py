@@ -142,3 +142,9 @@ def unsupported() -> str | None:
         if not (same and there):
             return f"numba {version} changed numba.{path}; run: pip install --force-reinstall '{bounds()}'"
     return None
+
+
+def target() -> tuple[str, str]:
+    """Return the processor for which code is compiled, and its features: this one, or that of ``NUMBA_CPU_NAME``."""
+    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    return str(name), str(features)

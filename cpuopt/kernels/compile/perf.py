@@ -76,13 +76,6 @@ def sections(content: bytes) -> list[ObjectSection]:
     return [ObjectSection(*struct.unpack_from("<IIQQQQII", content, start + i * size)) for i in range(count)]
 
 
-def titles(content: bytes) -> list[str]:
-    """List the names of the sections."""
-    heads = sections(content)
-    texts = heads[struct.unpack_from("<H", content, 0x3E)[0]].at if heads else 0
-    return [_text(content, texts + head.name) for head in heads]
-
-
 def _text(content: bytes, at: int) -> str:
     return content[at : content.index(0, at)].decode("utf-8", "replace")
 
