@@ -149,17 +149,6 @@ def test_a_product_has_the_bits_of_its_definition(tile):
     assert (got != swapped).any()  # the order of the two is part of the definition
 
 
-@pytest.mark.skipif(not HOST.dot, reason="this processor has no instruction for pairs of bfloat16")
-def test_the_instruction_and_two_multiply_adds_agree_on_random_products():
-    rng = np.random.default_rng(3)
-    for _ in range(20):
-        a, b = rng.standard_normal((MR, 128)).astype(BF16), rng.standard_normal((NR, 128)).astype(BF16)
-        x, panel = words_of(a), np.ascontiguousarray(words_of(b).T)
-        np.testing.assert_array_equal(
-            multiplied(HOST, x, panel).view(np.uint32), multiplied(TWO, x, panel).view(np.uint32)
-        )
-
-
 def mutant(op, function):
     return Kernel(op, "mutant", function, narrow=True)
 

@@ -232,17 +232,8 @@ def test_a_reference_gives_large_arrays_what_it_gives_small_ones(name: str) -> N
     np.testing.assert_array_equal(found["copy"], whole["param"])
 
 
-def decayed(round_states, steps=2000, n=4096):
-    """The mean of v by ``beta2^n``, after steps without a gradient, stored in bfloat16 by a function."""
-    v = np.full(n, 0.7, np.float32).astype(HALF)
-    beta2 = 0.999
-    for step in range(1, steps + 1):
-        v = round_states(v.astype(np.float32) * np.float32(beta2), step)
-    return float(v.astype(np.float32).mean()) / (0.7 * beta2**steps)
-
-
 def test_moments_in_bfloat16_decay_without_a_gradient():
-    """By a kernel: v falls as beta2^n within 2 %; rounded to nearest, it stays where it is."""
+    """v falls as beta2^n within 2 %; rounded to nearest, it would stay where it is."""
     kernel = registry.KERNELS["adamw", "optimized"].of({"m": "bfloat16", "v": "bfloat16"})
     kernel.compile()
     run, n = kernel.direct().function, 4096
@@ -252,7 +243,6 @@ def test_moments_in_bfloat16_decay_without_a_gradient():
     for step in range(1, steps + 1):
         run(param, m, v, none, grad, 0.0, 0.9, 0.999, 1e-8, 0.0, 1.0, step, draw_of(0, step), 0)
     assert float(v.astype(np.float32).mean()) / start == pytest.approx(0.999**steps, rel=0.02)
-    assert decayed(lambda x, step: x.astype(HALF)) > 5
 
 
 def moments_of(fuse=FUSIONS, steps=4, threads=2, variant="vanilla", **more):

@@ -1,7 +1,7 @@
 """Ops that the package does not have, with a role and fused ops: the rewrites take them as they are declared.
 
-An activation whose backward needs its result alone (ReLU), a loss (squared error), and an op that makes a weight's
-gradient. Their kernels are their references. Gates and normalizations of the package are in test_fuse.py.
+An activation whose backward needs its result alone (ReLU), and an op that makes a weight's gradient. The kernels of the
+first are its references. Gates and normalizations of the package are in test_fuse.py.
 """
 
 from inspect import signature
@@ -19,7 +19,7 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.toolkit.rules import stepped
 from cpuopt.nn.trace import current
-from cpuopt.ops.declaration import BT, OC, C, N, Op, Updates, V, acc, inp, out
+from cpuopt.ops.declaration import BT, OC, C, N, Op, Updates, acc, inp, out
 from cpuopt.program.fuse.edit import Draft, Match
 
 
@@ -32,19 +32,6 @@ BIAS = inp("bias", OC, optional=True)
 
 def linear(inp, weight, bias=None):
     return inp @ weight.T + (0 if bias is None else bias)
-
-
-def squares(logits, wanted):
-    return {"loss": np.array([((logits - wanted) ** 2).mean()])}
-
-
-def square_slopes(dloss, logits, wanted):
-    return {"dlogits": dloss * 2 * (logits - wanted) / wanted.size}
-
-
-def head_squares(dloss, inp, weight, wanted):
-    dlogits = square_slopes(dloss, linear(inp, weight), wanted)["dlogits"]
-    return {**squares(linear(inp, weight), wanted), "dinp": dlogits @ weight, "dweight": dlogits.T @ inp}
 
 
 product = ops.matmul_forward
@@ -69,28 +56,6 @@ matmul_relu_backward = declare(
     fuses=(ops.matmul_backward_input, relu_backward),
     renames={"dinp": "dpre", "out": "act"},
     reference=lambda dout, weight, act: {"dpre": (dout @ weight) * (act > 0)},
-)
-square_forward = declare(
-    "square_forward", out("loss", 1), inp("logits", BT, V), inp("wanted", BT, V), role="loss", reference=squares
-)
-square_backward = declare(
-    "square_backward",
-    *(acc("dlogits", BT, V), inp("dloss", 1), inp("logits", BT, V), inp("wanted", BT, V)),
-    inverts=square_forward,
-    reference=square_slopes,
-)
-head_square_forward = declare(
-    "head_square_forward",
-    *(out("loss", 1), inp("inp", BT, C), inp("weight", V, C), inp("wanted", BT, V)),
-    fuses=(product, square_forward),
-    reference=lambda inp, weight, wanted: squares(linear(inp, weight), wanted),
-)
-head_square_backward = declare(
-    "head_square_backward",
-    *(out("loss", 1), acc("dinp", BT, C), acc("dweight", V, C), inp("dloss", 1)),
-    *(inp("inp", BT, C), inp("weight", V, C), inp("wanted", BT, V)),
-    fuses=(product, square_forward, square_backward, ops.matmul_backward_input, ops.matmul_backward_weight),
-    reference=head_squares,
 )
 PLANTED = [op for op in list(vars().values()) if isinstance(op, Op) and op.source == "test"]
 
@@ -120,8 +85,8 @@ def emit(op, **args):
     return current().emit(op, args)
 
 
-def everything(forward, **parts):
-    return assert_the_same_by_all_routes(forward, exact=(), head=nn.Linear(6, 6, bias=False), **parts)
+def everything(forward):
+    return assert_the_same_by_all_routes(forward, exact=())
 
 
 def test_a_product_that_is_not_kept_goes_away():
@@ -137,20 +102,6 @@ def test_a_product_that_the_model_returns_is_kept():
     program = everything(lambda m, x, y: (F.cross_entropy(m.b(emit(relu_forward, inp=(pre := m.a(x)))), y), pre))
     assert "relu_forward" in [c.op.name for c in program.phase("forward")]
     assert [v.name for v in program.outputs] == ["model.cross_entropy.loss", "a.matmul.out"]
-
-
-def test_another_loss_takes_its_head():
-    def regression(self, x, y, wanted):
-        return emit(square_forward, logits=F.linear(self.a(x), self.head.weight), wanted=wanted)
-
-    program = everything(
-        regression,
-        inputs={**INPUTS, "wanted": ((8, 6), "float32")},
-        batch=lambda i: {**class_batch(i), "wanted": np.random.default_rng(i).random((8, 6), np.float32)},
-    )
-    heads = (square_forward, *square_forward.backwards, *product.fusions)
-    found = {c.op: c.phase for c in program.calls if c.op in heads}
-    assert found == {head_square_forward: "evaluate", head_square_backward: "backward"}
 
 
 @pytest.mark.parametrize(
