@@ -4,7 +4,6 @@ Each reaches a step of the generator that no other test does; of some 250 that w
 """
 
 import math
-from math import exp
 
 import numpy as np
 from numba import njit, prange
@@ -15,11 +14,11 @@ from cpuopt.ops.declaration import BT, B, C, N, T, inp, out, state
 ALL = {}
 
 
-def declared(*args, **inputs):
+def declared(*args):
     """Put a kernel into the table, as a function that makes its op."""
 
     def put(function):
-        ALL[function.__name__] = lambda: differentiable(*args, **inputs)(function)
+        ALL[function.__name__] = lambda: differentiable(*args)(function)
         return function
 
     return put
@@ -121,42 +120,6 @@ def selective_scan(y, x, a, bc):
                 y[b, t, c] = h * bc[b, t]
 
 
-@declared(out("y", B, T, T), inp("x", B, T, T))
-def causal_softmax(y, x):
-    for b in prange(x.shape[0]):
-        for t in range(x.shape[1]):
-            top = -1e9
-            for s in range(t + 1):
-                top = max(top, x[b, t, s])
-            total = 0.0
-            for s in range(t + 1):
-                total += exp(x[b, t, s] - top)
-            for s in range(x.shape[2]):
-                y[b, t, s] = exp(x[b, t, s] - top) / total if s <= t else 0.0
-
-
-def market(a):
-    return {n: 0.2 + abs(x) for n, x in a.items()}
-
-
-@declared(out("price", BT), inp("S0", BT), inp("vol", BT), inputs=market)
-def american_put(price, S0, vol):
-    steps = 5
-    for p in prange(S0.shape[0]):
-        u = math.exp(0.2 * vol[p])
-        d = 1 / u
-        q = (1.001 - d) / (u - d)
-        v = np.empty(steps + 1)
-        for k in range(steps + 1):
-            v[k] = max(1.0 - S0[p] * u**k * d ** (steps - k), 0.0)
-        for n in range(steps - 1, -1, -1):
-            for k in range(n + 1):
-                hold = (q * v[k + 1] + (1 - q) * v[k]) / 1.001
-                exercise = 1.0 - S0[p] * u**k * d ** (n - k)
-                v[k] = max(hold, exercise)
-        price[p] = v[0]
-
-
 @declared(out("loss", B), inp("a", B, T), inp("b", B, T))
 def pearson(loss, a, b):
     for i in prange(a.shape[0]):
@@ -209,24 +172,6 @@ def shallow_water_step(h, hu):
         hu[i] -= 0.01 * (fu[i + 1] - fu[i])
 
 
-@declared(out("end", 2), inp("u0", C), inp("c", 1))
-def wave_equation(end, u0, c):
-    n = len(u0)
-    prev = np.zeros(n)
-    cur = np.zeros(n)
-    for i in range(n):
-        prev[i] = u0[i]
-        cur[i] = u0[i]
-    for t in range(4):
-        for i in range(1, n - 1):
-            nxt = 2 * cur[i] - prev[i] + (0.1 * c[0]) ** 2 * (cur[i + 1] - 2 * cur[i] + cur[i - 1])
-            prev[i] = nxt
-        for i in range(n):
-            cur[i], prev[i] = prev[i], cur[i]
-    end[0] = cur[n // 2]
-    end[1] = prev[1]
-
-
 @declared(out("polar", N, 2), inp("xy", N, 2))
 def to_polar(polar, xy):
     for i in prange(xy.shape[0]):
@@ -257,13 +202,3 @@ def bilateral_filter(y, img, sigma):
                     total += g * img[ii, jj]
                     norm += g
             y[i, j] = total / norm
-
-
-@declared(out("centroid", B), inp("mag", B, C))
-def spectral_centroid(centroid, mag):
-    for b in prange(mag.shape[0]):
-        num = den = 0.0
-        for k, m in enumerate(mag[b]):
-            num += k * m * m
-            den += m * m
-        centroid[b] = num / (den + 1e-9)
