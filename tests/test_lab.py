@@ -313,18 +313,16 @@ def test_saves_while_rounds_go_on(monkeypatch):
         return {(1, str(write(body).resolve()))}
 
     def changes(folder, **kw):
-        wait(lambda: screen.seen[-1:] == [[("check", "", {})]] and len(workers) == 2)  # in a kernel that never ends
+        wait(lambda: screen.seen[-1:] == [[("check", "", {})]])  # in a kernel that never ends
         yield {(1, str(Path(folder) / "other.py"))}
-        assert len(workers) == 2  # on one thread, and on all cores
-        for until in (None, "started", "loaded", "checking"):  # each save ends a round that is at another place
+        assert len(workers) == 1
+        for until in (None, "started", "checking"):  # each save ends a round that is at another place
             known, before = len(workers), len(screen.seen)
             yield save("while True: pass")
             if until == "started":
                 wait(lambda known=known: len(workers) > known)
-            elif until == "loaded":
-                wait(lambda before=before: [("check", "", {})] in screen.seen[before:])
             elif until:
-                wait(lambda known=known: len(workers) == known + 2)
+                wait(lambda before=before: [("check", "", {})] in screen.seen[before:])
         plan.file.unlink()
         yield set()
         assert screen.seen[-1] == "mine.py is gone"
@@ -343,7 +341,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
     assert (bad, said["check"][:11]) == ("check", "wrong: out[")
     assert all(not x or x[0][0] == "check" or x[0][1] == "check" for x in screen.seen[last + 1 :])
     assert not any("ended" in str(x) for x in screen.seen)
-    assert 3 <= len(workers) <= 14
+    assert 3 <= len(workers) <= 8  # a round also asks git
     assert all(w.poll() is not None for w in workers)
 
 

@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
-    from ..isolate.child import Child
     from ..isolate.process import ended_by_sigterm
     from ..lab import checked, commits, worker
     from ..measure.comparison import analyses_up_to, summed
@@ -78,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--in-step with kernels of commits: they are compared alone; leave --in-step out")
     more = max(counts), args.limit
     child: Any = (
-        commits.CommitPair(args.op, (args.a, args.b), *more)
-        if of_commits
-        else Child(worker.__name__, args.kernels, *more)
+        commits.CommitPair(args.op, (args.a, args.b), *more) if of_commits else worker.started(args.kernels, *more)
     )
     with ended_by_sigterm(), child, console.saying() as say:
         known_op("ab", args.op, (k["op"] for k in child.start()))

@@ -105,10 +105,11 @@ def follow(plan: RoundPlan, roofs: Roofs, screen: Screen, root: Path) -> None:
     from watchfiles import watch
 
     from ..isolate.child import Child
-    from ..lab import rounds, worker
+    from ..lab import rounds
+    from ..lab.worker import started
 
     def begin() -> Child:
-        child = Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
+        child = started([str(plan.file)], plan.threads, plan.limit_s)
         view = screen.begin()  # from now on no earlier round is shown
         threading.Thread(target=work, args=(view, child), daemon=True).start()
         return child

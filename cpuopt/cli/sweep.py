@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..files import write_text
     from ..files.reading import from_json
-    from ..isolate.child import Child
     from ..kernels import registry
     from ..lab import checked, worker
     from ..measure import rates
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.op in ops.ALL and not is_own(args.model or ""):  # refused before kernels are loaded and roofs measured
         sweep.plan(ops.ALL[args.op], over, fixed, sized(Settings(**job)), args.layer)
     threads = args.threads or common.cores()
-    with Child(worker.__name__, args.kernels, threads, args.limit) as child:
+    with worker.started(args.kernels, threads, args.limit) as child:
         added = [(k["op"], k["variant"]) for k in child.start()]
         known_op("sweep", args.op, (op for op, _ in added))
         mine = [v for op, v in added if op == args.op]

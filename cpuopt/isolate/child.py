@@ -29,7 +29,6 @@ class Child:
     Attributes
     ----------
     files : the files that it has loaded, with those beside them that they import.
-    beside : another process of the same request, which ends with this one.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Child:
         self.side = Side.module("kernel's process", module, NUMBA_NUM_THREADS=str(threads))
         self.added: list[dict[str, str]] = []
         self.files: list[str] = []
-        self.beside: Child | None = None
         self.ended, self.hint = False, "; --limit gives it more time" if limit_s else ""
         self.doing = ""
         self._worker: Worker | None = None
@@ -71,8 +69,6 @@ class Child:
         self.ended = True
         if worker := self._worker:
             worker.kill()
-        if other := self.beside:
-            other.end()
 
     def start(self) -> list[dict[str, str]]:
         """Start it, if it does not run, and return the kernels that its files registered.

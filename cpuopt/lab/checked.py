@@ -87,30 +87,15 @@ def check(
 
     Parameters
     ----------
-    child : the process that has their files loaded, with `threads`; if there are more cores, another one is started.
+    child : the process that has their files loaded.
     tick : called before each case, with its number and their count.
     """
-    most = max(threads, cores())
-
-    def done(by: Child) -> list[Result]:
-        plans, number = planned(by, [op for op, _ in wanted], jobs, sizes, quick=False), itertools.count(1)
-        total = sum(len(plans[op][0]) for op, _ in wanted)
-        counts, seed = sorted({1, threads, most}), secrets.randbelow(10**6)
-        found = judge(by, wanted, plans, counts, seed, lambda case: tick(next(number), total), until_refused=True)
-        # inputs that a kernel could know would be those of a constant seed
-        return [replace(r, reason=f"{r.reason}, --seed {seed}") if r.refused else r for r in found]
-
-    if most <= threads:
-        return done(child)
-    with Child(child.module, child.given, most, child.limit_s) as other:
-        child.beside = other
-        if child.ended:  # perhaps in between
-            other.end()
-        try:
-            other.start()
-            return done(other)
-        finally:
-            child.beside = None
+    plans, number = planned(child, [op for op, _ in wanted], jobs, sizes, quick=False), itertools.count(1)
+    total = sum(len(plans[op][0]) for op, _ in wanted)
+    counts, seed = sorted({1, threads, cores()}), secrets.randbelow(10**6)
+    found = judge(child, wanted, plans, counts, seed, lambda case: tick(next(number), total), until_refused=True)
+    # inputs that a kernel could know would be those of a constant seed
+    return [replace(r, reason=f"{r.reason}, --seed {seed}") if r.refused else r for r in found]
 
 
 def require(

@@ -20,11 +20,11 @@ from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
 from ..wording import call_count, spread, text_of
-from . import worker
 from .ab import GAINS, bound
 from .advice import CallTime
 from .checked import check, jobs_at
 from .inspect import inspect
+from .worker import started
 
 STAGES = ("check", "alone", "roof", "step", "machine code")
 
@@ -112,7 +112,7 @@ def work(plan: RoundPlan, roofs: Roofs, view: RoundView, child: Child | None = N
     UserError
         For a file that cannot be used at all.
     """
-    child = child or Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
+    child = child or started([str(plan.file)], plan.threads, plan.limit_s)
     view.rows([])
     with child:
         rows = rows_of(plan, child.start())
@@ -146,7 +146,7 @@ def rows_of(plan: RoundPlan, added: Sequence[Mapping[str, Any]]) -> list[KernelR
 
 def require_against(plan: RoundPlan) -> None:
     """Refuse a variant to compare with, as `rows_of` does, before a round; one shows why a file cannot be loaded."""
-    with Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s) as child:
+    with started([str(plan.file)], plan.threads, plan.limit_s) as child:
         with suppress(UserError):
             child.start()
         rows_of(plan, child.added)

@@ -12,15 +12,21 @@ from ..check.cases import Case, calls_alike
 from ..check.gate import require_quick
 from ..errors import UserError
 from ..files.reading import from_json, to_json
+from ..isolate.child import Child
 from ..isolate.serve import Say, serve
 from ..kernels.compile import cache, jit
 from ..kernels.registry import Kernel, find
-from ..machine import commits_of
+from ..machine import commits_of, cores
 from ..measure import rates
 from . import ab as comparing
 from . import checked
 from . import sweep as sweeping
 from .ab import op_named, settings_of
+
+
+def started(files: Sequence[str], threads: int, limit_s: float) -> Child:
+    """Return a process that checks and times users' kernels on `threads`, and may check them on all cores."""
+    return Child(__name__, files, max(threads, cores()), limit_s)
 
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
