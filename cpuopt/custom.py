@@ -334,14 +334,14 @@ class DifferentiableOp:
         UserError
             If it does not: nothing is registered.
         """
-        from .check.check import check_all
+        from .check.check import check_quick
         from .kernels.compile import jit
 
         self.judge()
         kept = registry.KERNELS.pop((self.backward.name, registry.BASE))
         try:
             made = jit.kernel(self.backward, registry.BASE)(function)
-            results = check_all([registry.KERNELS[self.backward.name, registry.BASE]], quick=True)
+            results = check_quick([registry.KERNELS[self.backward.name, registry.BASE]])
             worst = max(results, key=lambda r: r.ratio)
             if worst.refused:
                 raise UserError(
@@ -355,11 +355,11 @@ class DifferentiableOp:
 
     def check(self) -> list[Any]:
         """Check the generated gradient in float64 against differences, and the compiled kernels against that."""
-        from .check.check import check_all
+        from .check.check import check_quick
 
         self.judge()
         kernels = [k for (name, _), k in registry.KERNELS.items() if name in (self.forward.name, self.backward.name)]
-        return [*self._results(), *check_all(kernels, quick=True)]
+        return [*self._results(), *check_quick(kernels)]
 
     def _refuse_arguments(self) -> None:
         """Refuse inputs that are written, outputs that are not, and a parameter with the name of an adjoint."""

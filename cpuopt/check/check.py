@@ -37,7 +37,6 @@ from .cases import (
     Case,
     altered,
     arguments,
-    cases,
     elements,
     modes,
     quick_cases,
@@ -79,10 +78,9 @@ MOST_VARIED = 1 << 17
 """Elements up to which a case is repeated with other inputs in the same arrays, for which the reference runs too."""
 
 
-def check_all(kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2)) -> list[Result]:
-    """Check kernels on all cases of their ops, or on the quick ones."""
-    of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
-    every = [(k, case) for k in kernels for case in of[k] if k.takes_all(case.types)]
+def check_quick(kernels: Iterable[Kernel], *, threads: Sequence[int] = (1, 2)) -> list[Result]:
+    """Check kernels on the quick cases of their ops."""
+    every = [(k, case) for k in kernels for case in quick_cases(k.op, k.types, k.skips) if k.takes_all(case.types)]
     return [check(k, case, threads=threads) for k, case in every]
 
 
@@ -200,6 +198,11 @@ def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
     return tried
 
 
+def differing(got: Mapping[str, Array], first: Mapping[str, Array]) -> str:
+    """Return the name of the first array with other bits than in another call; or ""."""
+    return next((name for name, x in got.items() if not np.array_equal(bits(x), bits(first[name]))), "")
+
+
 class Calls:
     """A kernel on one case in one mode: several calls in the same arrays."""
 
@@ -274,7 +277,7 @@ class Calls:
     def varies(self, n: int) -> bool:
         """Return whether calls in the same circumstances give other bits."""
         first, *others = (self.call(n) for _ in range(REPEATS))
-        return any(not np.array_equal(bits(x), bits(first[name])) for got in others for name, x in got.items())
+        return any(differing(got, first) for got in others)
 
     def _run(self, counts: Sequence[int]) -> Result:
         """Call with each number of threads and in every circumstance; judge the first call, and compare the others."""
@@ -310,28 +313,24 @@ class Calls:
     def compared(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> list[Result]:
         """Call with the first call's arguments in other circumstances, with scratch for n threads."""
 
+        def differs(n: int, **more: Any) -> bool:
+            return bool(differing(self.call(n, **more), first))
+
         def why() -> str:
             """Change one circumstance after the other."""
-            if any(self.differs(first, self.one, self.poison, OUTSIDE) for _ in range(2)):
+            if any(differs(self.one) for _ in range(2)):
                 return "in a second call"
             if self.varies(n):
                 return f"in a second call on {n} threads"
-            if n != self.one and self.differs(first, n, self.poison, OUTSIDE):
+            if n != self.one and differs(n):
                 return f"with {n} threads instead of {self.one}"
-            if self.differs(first, n, self.poison, OUTSIDE, cut=n):
+            if differs(n, cut=n):
                 return f"with scratch for {count(n, 'thread')} instead of {self.most}"
-            if self.differs(first, n, self.poison, around, cut=n):
+            if differs(n, around=around, cut=n):
                 return "when other numbers lie around its arrays: it reads outside them"
             return f"when other numbers are in its outputs and scratch before the call: it relies on them{self.filling}"
 
         return self.require_same(first, self.call(n, before, around, cut=n), n, why)
-
-    def differs(
-        self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int, cut: int | None = None
-    ) -> bool:
-        """Return whether a call gives other bits than the first."""
-        got = self.call(n, before, around, cut=cut)
-        return any(not np.array_equal(bits(x), bits(first[name])) for name, x in got.items())
 
     def require_same(
         self, first: Mapping[str, Array], got: Mapping[str, Array], n: int, why: Callable[[], str]
@@ -339,13 +338,12 @@ class Calls:
         """Require the bits of the first call or, of a kernel that does not promise them, right values."""
         if not self.kernel.same_bits:
             return [self.judged(got, n)]
-        for name, x in got.items():
-            changed = bits(x) != bits(first[name])
-            if changed.any():
-                at = tuple(map(int, np.unravel_index(int(changed.argmax()), x.shape)))
-                where = {"argument": name, "index": at, "got": float(x[at])}
-                where["want"] = float(self.sides[0].values[name][at])
-                raise RefusedError(f"'{name}' has other bits {why()}{flags(self.adds)}", witness=where)
+        if name := differing(got, first):
+            changed = bits(got[name]) != bits(first[name])
+            at = tuple(map(int, np.unravel_index(int(changed.argmax()), changed.shape)))
+            where = {"argument": name, "index": at, "got": float(got[name][at])}
+            where["want"] = float(self.sides[0].values[name][at])
+            raise RefusedError(f"'{name}' has other bits {why()}{flags(self.adds)}", witness=where)
         return []
 
     def call(

@@ -41,7 +41,7 @@ from ..program.program import Call
 from ..wording import count
 from . import worker
 from .cases import INTERPRETED, Case, calls_alike, cases, elements, quick_cases, run_of
-from .check import check, check_all
+from .check import check, check_quick
 from .judge import PACKAGE, ours
 from .result import MARGINAL, WORDS, Result, refuse
 from .sized import most_sized
@@ -232,7 +232,7 @@ def digest_of(file: str) -> str:
 
 def require_quick(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
     """Check kernels on the quick cases, without earlier judgements; no time is reported for a wrong one."""
-    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
+    results = check_quick(dict.fromkeys(kernels), threads=(threads,))
     for r in results:
         refuse(r, "it is not timed")
     return [r.describe() for r in results]

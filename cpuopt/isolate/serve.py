@@ -26,14 +26,18 @@ PR_SET_PDEATHSIG = 1
 """The option of Linux's prctl for the signal that a process gets when its parent ends."""
 
 
-def serve(handlers: Mapping[str, Handler], guard: Callable[[], None] = lambda: None) -> None:
+def serve(
+    handlers: Mapping[str, Handler],
+    guard: Callable[[], None] = lambda: None,
+    answered: type[Exception] = UserError,
+) -> None:
     """Answer requests until stdin closes, or until the process that asks ends.
 
     Parameters
     ----------
-    handlers : by the request's ``do``; each takes the request and a function that reports progress. A `UserError` of a
-        handler becomes the answer.
-    guard : called before each answer; a `UserError` of it takes the answer's place.
+    handlers : by the request's ``do``; each takes the request and a function that reports progress.
+    guard : called before each answer; an error of it takes the answer's place.
+    answered : the errors of a handler that become the answer; any other ends the process.
     """
     global _doing
     _doing = int(os.environ.pop(DOING, -1))
@@ -51,8 +55,9 @@ def serve(handlers: Mapping[str, Handler], guard: Callable[[], None] = lambda: N
                 found = handlers[request["do"]](request, lambda text: answer({"progress": text}))
                 guard()
                 answer(found)
-            except UserError as e:
-                answer({"error": str(e)} | (e.to_json() if isinstance(e, RefusedError) else {}))
+            except answered as e:
+                said = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+                answer({"error": said} | (e.to_json() if isinstance(e, RefusedError) else {}))
 
 
 _doing = -1

@@ -24,7 +24,7 @@ from ..check.fences import Fenced, check_fenced
 from ..check.judge import called
 from ..errors import COMPILE_ERROR, UserError
 from ..files.reading import from_json
-from ..isolate.serve import PR_SET_PDEATHSIG, Handler, Say, doing
+from ..isolate.serve import PR_SET_PDEATHSIG, Say, doing
 from ..kernels import registry
 from ..kernels.compile import cache, jit, lines, remarks
 from ..kernels.toolkit.threads import get_threads, set_threads
@@ -232,17 +232,3 @@ class ServedCandidate(Served):
     def done(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """End the copy of the process that has a candidate."""
         os._exit(0)
-
-
-def said(handler: Handler) -> Handler:
-    """Let a handler answer with any error, which a candidate's text can cause."""
-
-    def answering(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        try:
-            return handler(request, say)
-        except UserError:
-            raise
-        except Exception as e:
-            raise UserError(f"{type(e).__name__}: {e}") from e
-
-    return answering

@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import models
 from ..building import Built
-from ..check.cases import MORE, ODD, SMALL, Case, calls_alike, case, modes, quick_cases
+from ..check.cases import SMALL, Case, calls_alike, case, modes, quick_cases
 from ..check.check import check
 from ..check.judge import keeping_threads
 from ..check.memory import rooms
@@ -371,8 +371,6 @@ class Judge:
         for i, c in enumerate(public):
             self.say(f"public case {c}")
             self.require(kernel, replace(c, adds=flags[i % len(flags)]), (1, self.threads), private.PUBLIC, told=True)
-        for sizes in (SMALL, ODD, MORE):
-            self.fenced(kernel, case(op, sizes))
         self.repeated(kernel, rng)
         hidden = private.drawn(kernel, rng)
         self.hidden(kernel, hidden, rng)
@@ -394,7 +392,7 @@ class Judge:
         RefusedError
             For a kernel that is refused on it; of a private case only the class is told.
         """
-        result = check(kernel, c, threads=threads, seed=seed)
+        result = check(kernel, c, threads=threads, seed=seed, **({"fences": self.fences} if told else {}))
         if result.refused:
             said = f"{result.reason} ({c})"
             if not told:
@@ -415,11 +413,10 @@ class Judge:
             timed = TimedKernels({"B": kernel}, replace(small, adds=on), private.seed(), secret=True)
             timed.audit("B", calls, "called repeatedly")
 
-    def fenced(self, kernel: Kernel, c: Case) -> None:
-        """Require that a kernel stays inside its arrays, each of which stands at inaccessible pages in turn."""
-        asked = {"case": to_json(c), "threads": [self.threads], "seed": 0}
-        if wrong := self.remote.ask("fences", far(kernel), **asked)["wrong"]:
-            raise RefusedError(f"{wrong} ({c})")
+    def fences(self, kernel: Kernel, c: Case, threads: Sequence[int], seed: int) -> str:
+        """Return what a kernel does wrong if each of its arrays in turn stands at inaccessible pages; or ""."""
+        asked = {"case": to_json(c), "threads": [self.threads], "seed": seed}
+        return str(self.remote.ask("fences", far(kernel), **asked)["wrong"])
 
 
 @contextmanager

@@ -38,16 +38,15 @@ WAITED = 0.02
 
 
 class Shared:
-    """Memory that this process and those of kernels see, and the free parts of it."""
+    """Memory that this process and those of kernels see, and the parts of it that arrays hold: start and size."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("cpuopt-arrays")
         os.ftruncate(self.descriptor, ROOM)
         self.map = mmap.mmap(self.descriptor, ROOM)
-        self.free = [(0, ROOM)]
-        whole = np.frombuffer(self.map, np.uint8)
-        self.start = int(whole.__array_interface__["data"][0])
-        self.whole = whole
+        self.held: dict[int, int] = {}
+        self.whole = np.frombuffer(self.map, np.uint8)
+        self.start = int(self.whole.__array_interface__["data"][0])
 
     def room(self, words: int) -> Array:
         """Return so many words of it, which are free again once no array refers to them.
@@ -58,26 +57,20 @@ class Shared:
             If they are not there, or the machine has no memory for them.
         """
         need = -(-4 * words // mmap.PAGESIZE) * mmap.PAGESIZE
-        most = ROOM if need < MUCH else min(ROOM, available_bytes())
-        for i, (at, size) in enumerate(self.free):
-            if most >= need and size >= need:
-                self.free[i : i + 1] = [(at + need, size - need)] if size > need else []
-                found = np.ndarray((words,), np.uint32, self.map, at)
-                weakref.finalize(found, self._release, at, need)
-                return found
-        raise RefusedError(
-            f"needs {need >> 20:,} MB for the arrays of its calls and their scratch; expected up to {most >> 20:,} MB"
-        )
-
-    def _release(self, at: int, size: int) -> None:
-        parts = sorted([*self.free, (at, size)])
-        self.free = parts[:1]
-        for start, length in parts[1:]:
-            before, held = self.free[-1]
-            if before + held == start:
-                self.free[-1] = before, held + length
-            else:
-                self.free.append((start, length))
+        most, at = ROOM if need < MUCH else min(ROOM, available_bytes()), 0
+        for start, size in sorted(self.held.items()):
+            if start - at >= need:
+                break
+            at = start + size
+        if need > min(most, ROOM - at):
+            raise RefusedError(
+                f"needs {need >> 20:,} MB for the arrays of its calls and their scratch; expected up to "
+                f"{most >> 20:,} MB"
+            )
+        self.held[at] = need
+        found = np.ndarray((words,), np.uint32, self.map, at)
+        weakref.finalize(found, self.held.pop, at)
+        return found
 
     def spec(self, x: Any) -> Any:
         """Return an argument for a request: a number, or where an array lies."""

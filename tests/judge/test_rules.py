@@ -18,7 +18,7 @@ def test_the_corpus_is_as_large_as_it_should_be():
     assert len(set(hostile)) == len(hostile) >= 150
     classes = [of for of, _, _ in refused()]
     assert {of for of in classes if classes.count(of) < 2} == set()
-    assert {*classes, *RUN} == TWINS.keys()
+    assert {*classes, *RUN} <= TWINS.keys()
     assert len(package()) + len(TWINS) >= 60
 
 

@@ -111,7 +111,7 @@ def test_an_error_of_a_thousandth(op, name):
     assert 10 < result.ratio < (1e6 if op.by_name[name].dtype == "float32" else 1e15)
 
 
-@EVERY_WRITTEN
+@SOME_WRITTEN
 def test_one_wrong_value(op, name):
     def spoil(a):
         x = getattr(a, name)
@@ -183,25 +183,15 @@ EVERY_ACC = pytest.mark.parametrize(("op", "name"), ACCS, ids=[f"{op.name}-{n}" 
 
 
 @EVERY_ACC
-def test_add_is_ignored(op, name):
-    kernel = before(op, **{f"{name}_add": lambda a: False})
-    assert_fails(kernel, rf"^{name}\[.*\] = .*, expected .*{name}_add=True")
-
-
-@EVERY_ACC
-def test_overwrite_is_ignored(op, name):
-    kernel = before(op, **{f"{name}_add": lambda a: True})
-    assert_fails(
-        kernel, rf"^{name}\[.*\] = nan, .*{name}_add=False.*: as filled .* added to in place of being overwritten"
-    )
-
-
-@EVERY_ACC
-def test_a_flag_of_another_argument(op, name):
-    others = [a.name for a in op.args if a.kind == "acc" and a.name != name]
-    if others:
-        kernel = before(op, **{f"{name}_add": lambda a: getattr(a, f"{others[0]}_add")})
-        assert_fails(kernel, rf"^{name}\[.*{name}_add=(True.*{others[0]}_add=False|False)")
+def test_a_flag_that_is_ignored_or_that_of_another_argument(op, name):
+    others = [f"{a.name}_add" for a in op.args if a.kind == "acc" and a.name != name]
+    overwritten = f"nan, .*{name}_add=False.*: as filled .* added to in place of being overwritten"
+    for flag, why in (
+        (lambda a: False, f".*, expected .*{name}_add=True"),
+        (lambda a: True, overwritten),
+        *[(lambda a: getattr(a, others[0]), f".*{name}_add=(True.*{o}=False|False)") for o in others[:1]],
+    ):
+        assert_fails(before(op, **{f"{name}_add": flag}), rf"^{name}\[.*\] = {why}")
 
 
 READ = one_of_each([(op, a.name) for op in OPS for a in op.arrays if a.kind in ("in", "index")])
@@ -322,33 +312,20 @@ def test_marginal(monkeypatch):
     assert str(result).startswith("marginal ")
 
 
-def test_the_worst_of_all_modes_is_told():
-    def spoil(a):
-        a.dinp[...] *= F32(1.01) if a.dinp_add else F32(1.001)
-
-    result = check(after(ops.gelu_backward, spoil), {"N": 9})
-    assert "dinp_add=True" in result.reason
-
-
 # --- the numbers of a call, and values that a run has ----------------------------------------
 
 NUMBERED = [op for op in OPS if any(a.kind == "scalar" for a in op.args)]
 
 
 @pytest.mark.parametrize("op", NUMBERED, ids=str)
-def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op):
+def test_numbers_stay_in_their_ranges(op):
     drawn = [scalars(op, on, np.random.default_rng(seed)) for seed in range(9) for on in cases(op)]
-    args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.kind == "scalar"}
-    for name, arg in args.items():
+    for arg in (a for of in (op, op.inverts) if of for a in of.args if a.kind == "scalar"):
         high = max(arg.high(on.sizes) if isinstance(arg.high, Dim) else arg.high for on in cases(op))
-        values = {d[name] for d in drawn}
-        assert len(values) >= 3, name
-        if name != "ignore_index":  # which is a class in some cases
-            assert arg.low <= min(values - {arg.usual}), name
-            assert max(values - {arg.usual}) <= high, name
+        values = {d[arg.name] for d in drawn} - {arg.usual}
         assert {type(x) for x in values} == {int if arg.dtype == "int64" else float}
-    for name in args:
-        assert len({scalars(op, on, np.random.default_rng(0))[name] for on in quick_cases(op)}) > 1, name
+        if arg.name != "ignore_index":  # which is a class in some cases
+            assert arg.low <= min(values) <= max(values) <= high, arg.name
 
 
 def of_rounding(name):
@@ -373,14 +350,6 @@ def test_a_kernel_with_a_number_written_into_it_fails_the_quick_cases(op, name):
     for x in dict.fromkeys([type(drawn[0])(op.by_name[name].usual), drawn[0], drawn[-1]]):
         written = before(op, **{name: lambda a, x=x: x})
         assert any(check(written, on, threads=(1,)).verdict == "wrong" for on in quick), f"{name} = {x}"
-
-
-def test_arguments_do_not_depend_on_the_variant():
-    seen = []
-    for variant in "first", "second":
-        kernel = Kernel(ops.sumsq, variant, lambda out, inp: seen.append(inp.copy()))
-        check(kernel, {"N": 5})
-    assert np.array_equal(seen[0], seen[-1])
 
 
 @pytest.mark.parametrize("shape", [(FEW + 1,), (300, 7, 1000), (PART + 5, 2), (2, 2 * PART)])
