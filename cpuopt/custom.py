@@ -19,10 +19,9 @@ from .ad import Backward, emit, read
 from .ad.kernel import WrittenTwiceError, flat, mentioned
 from .ad.trees import text
 from .check.cases import NOT_FINITE, SMALL, arguments, case
-from .check.dual import wide
+from .check.dual import IntegerOverflowError, integers, wide
 from .check.fit import ERRORS
 from .check.gradient import GradientResult, check_gradient
-from .check.whole import IntegerOverflowError, integers
 from .errors import WRONG, UserError
 from .kernels import registry
 from .kernels.generated.load import backward as generate

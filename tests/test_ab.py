@@ -171,10 +171,6 @@ def test_what_stands_beside_the_verdict():
     ):
         assert words in shown(**more)
         assert words not in shown()
-    row = rounds.KernelRow("gelu_forward", "mine", "one")
-    r = {"verdict": "faster", "a_ms": 1.0, "b_ms": 0.5, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}, "why": ""}
-    told = rounds._told({**r, "level": 96.8, "checks": [check]}, row)
-    assert told == f"faster: 0.5 ms against 1 of one, ratio 0.500 [0.400, 0.600] (96.8 %: few rounds); {said}"
 
 
 BF16 = {"inp": "bfloat16", "weight": "bfloat16"}

@@ -399,16 +399,6 @@ def test_a_signal_ends_the_screen_and_every_process(number):
     assert not psutil.wait_procs(children, 30)[1]
 
 
-def test_watchfiles_sees_a_save():
-    from watchfiles import watch
-
-    Path("mine.py").write_text("first")
-    timer = threading.Timer(0.5, lambda: Path("mine.py").write_text("second"))
-    timer.start()
-    changes = next(iter(watch(Path.cwd(), recursive=False, rust_timeout=60_000)))
-    assert any(Path(path).name == "mine.py" for _, path in changes)
-
-
 @pytest.mark.parametrize(
     ("error", "ended", "said"),
     [
@@ -422,10 +412,3 @@ def test_an_error_is_a_result_unless_a_newer_save_ended_the_round(monkeypatch, e
     rounds.stages(None, None, row := a_row(), Mock(ended=ended), lambda: None)
     assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": said}))
     assert ("failed" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")
-
-
-def test_a_comparison_looks_as_often_as_elsewhere():
-    child = Mock(kernels=(), ask=lambda do, **more: more)
-    row = rounds.KernelRow("gelu_forward", "mine", rounds.default("gelu_forward"))
-    asked = rounds._compare(rounds.RoundPlan(Path("mine.py"), rounds=120), row, child, False)
-    assert asked["analyses"] == [12, 24, 48, 96, 120]

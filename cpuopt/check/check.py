@@ -95,7 +95,7 @@ def check(
     threads: Sequence[int] = (1, 2),
     seed: int = 0,
     given: Arguments | None = None,
-    fences: Fences = lambda kernel, case, threads, seed: "",
+    fences: Fences | None = None,
 ) -> Result:
     """Judge one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
 
@@ -119,7 +119,7 @@ def check(
         return _checked(k.of(case.types), case, threads, seed, mine)
 
     result = beside_usual(kernel, run(kernel), run)
-    if not (case.sized or result.refused) and (wrong := fences(kernel.of(case.types), case, threads, seed)):
+    if fences and not (case.sized or result.refused) and (wrong := fences(kernel.of(case.types), case, threads, seed)):
         result = replace(result, ratio=inf, reason=wrong)
     return replace(result, seconds=perf_counter() - start)
 

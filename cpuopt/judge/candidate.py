@@ -186,7 +186,6 @@ class ServedCandidate(Served):
         the candidate's fault, which has not run.
         """
         from ..engine import Engine
-        from ..errors import UserError
         from ..lab.ab import Change, InStep
         from ..train.job import Settings, TrainingSteps, data_of, model_of, plan_of, sized
 

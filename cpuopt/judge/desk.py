@@ -34,6 +34,7 @@ from ..files.reading import from_json, parse_json, to_json
 from ..isolate.process import Side
 from ..kernels import load_all
 from ..kernels.registry import AUTO, BASE, KERNELS, NAME, variants
+from ..kernels.toolkit.threads import set_threads
 from ..lab import ab, records, starter
 from ..lab.rounds import default
 from ..machine import cores
@@ -189,9 +190,7 @@ class Desk:
 
     def times(self, op: Op, shape: Case) -> dict[str, Any]:
         """Time the package's vanilla and fastest kernel on a shape; return their us, and that of the roof if known."""
-        from . import timing
-
-        timing.require_threads(self.judge.threads)
+        set_threads(self.judge.threads)
         us, rng = {}, np.random.default_rng(0)
         given = arguments(op, shape, rng)
         for v in dict.fromkeys((BASE, default(op.name))):

@@ -206,7 +206,7 @@ class Judge:
     def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[Case]) -> dict[str, Any]:
         """Compare a candidate with the baseline; return the verdict and what it is based on."""
         mine, usual = pair
-        timing.require_threads(self.threads)
+        numba_threads.set_threads(self.threads)
         for k in pair:
             far(k).clocks, far(k).long = [], []
         made = partial(timing.AloneFar, drawn=self.drawn, most_s=TIMED_S / len(shapes))
@@ -392,7 +392,7 @@ class Judge:
         RefusedError
             For a kernel that is refused on it; of a private case only the class is told.
         """
-        result = check(kernel, c, threads=threads, seed=seed, **({"fences": self.fences} if told else {}))
+        result = check(kernel, c, threads=threads, seed=seed, fences=self.fences if told else None)
         if result.refused:
             said = f"{result.reason} ({c})"
             if not told:

@@ -22,7 +22,7 @@ from ..check.cases import Arguments, Case, elements
 from ..check.judge import Wanted, imprecise
 from ..check.result import Result
 from ..check.timed import OUTS, UNSEEN, WORK, draw
-from ..errors import CHEATING, RefusedError, UserError
+from ..errors import CHEATING, RefusedError
 from ..kernels.registry import Kernel
 from ..lab.remote import WAITED, AloneRemote, Clocks, Far
 from . import private
@@ -231,18 +231,3 @@ def _apart(baseline: Clocks, candidate: Clocks, of: Callable[[Any], Any], times:
             f"with the baseline {usual / 1e3:.0f} us"
         )
     return ""
-
-
-def require_threads(n: int) -> None:
-    """Set the number of threads of the calls that follow.
-
-    Raises
-    ------
-    UserError
-        For more than this process was started with.
-    """
-    from ..kernels.toolkit import threads
-
-    threads.set_threads(n)
-    if threads.get_threads() != n:
-        raise UserError(f"{n} threads cannot run here")

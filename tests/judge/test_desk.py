@@ -530,31 +530,19 @@ WRONG_REQUESTS = [
     ('{"do": ["check"]}', "expected an object with do, one of tasks"),
     (asked("check"), "check: missing a required argument: 'text'"),
     (asked("check", text="", op="gelu"), "'gelu': no such op"),
-    (asked("check", text=5), "check: text is 5; expected a text"),
     ('{"do": "tasks", "time": 1}', "tasks: time is 1; expected true or false"),
     (asked("describe", B=True), "describe: B is True; expected a whole number"),
     (asked("board", op=["gelu_forward"]), "board: op is ['gelu_forward']; expected a text"),
-    (asked("board", x=1), "board: got an unexpected keyword argument 'x'"),
     (asked("adopt", name="x", folder="/"), "adopt: got an unexpected keyword"),
     (asked("adopt", name="../x"), "is empty; submit a kernel first"),
     (asked("describe", op="relu_forward", B=0), "-B 0: expected 1 or more"),
     (asked("board", B=10**30), "-B 1000000000000000000000000000000: expected 1 or more, up to 1,000,000,000"),
     (asked("time", text=GELU, T=0), "-T 0: expected 1 or more"),
-    (asked("profile", op="relu_forward", T=5000), "profile: got an unexpected keyword argument 'op'"),
     ('{"do": "profile", "T": 5000}', "-T 5000: gpt2-124M has a context of 1024 tokens"),
     (asked("describe", B=10**8), "and the judge takes 4.29 GB at the most; take a smaller"),
     ('{"do": "tasks", "time": true, "B": 100000000}', "and the judge takes 4.29 GB at the most; take a smaller"),
-    *(
-        (asked(do, text=GELU, model=net), f"model '{net[:9]}")
-        for do in ("time", "submit")
-        for net in ("net.py:Net", "{}")
-    ),
-    *(
-        (asked(do, model=net), f"{do}: model '{net[:9]}")
-        for do in ("describe", "board")
-        for net in ("./net.py:Net", ".")
-    ),
-    ('{"do": "profile", "model": "net.py:Net"}', "profile: model 'net.py:Net' is no preset"),
+    (asked("submit", text=GELU, model="net.py:Net"), "submit: model 'net.py:Net' is no preset"),
+    *((asked("describe", model=net), f"describe: model '{net[:9]}") for net in ("./net.py:Net", ".", "{}")),
     ('{"do": "profile", "model": "--config=net.py"}', "profile: model '--config=net.py' is no preset"),
 ]
 """Requests, and words of the errors with which they are answered."""
@@ -782,15 +770,9 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path):
                 found = await client.call_tool(name, more)
                 return json.loads(found.content[0].text)
 
-            for more, said in (
-                ({"op": "gelu"}, "'gelu': no such op; the nearest"),
-                ({"B": 0}, "-B 0: expected 1 or more"),
-                ({"B": "4"}, "time: B is '4'; expected a whole number"),
-                ({"model": "net.py:Net"}, "time: model 'net.py:Net' is no preset"),
-            ):
-                wrong = await client.call_tool("time", {"text": GELU, "op": "relu_forward", **more})
-                assert wrong.is_error
-                assert wrong.content[0].text.startswith(said)
+            wrong = await client.call_tool("time", {"text": GELU, "op": "relu_forward", "B": "4"})
+            assert wrong.is_error
+            assert wrong.content[0].text == "time: B is '4'; expected a whole number"
             sizes = {"model": "gpt2-tiny", "B": 1, "T": 8}
             found = [names, await ask("tasks")]
             for text in (WRONG, GELU):

@@ -161,19 +161,14 @@ def test_a_crash_ends_one_candidate_and_no_session(session):
 
 
 LIMITED = {
-    "in a call": (relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0"), "unchecked", "call"),
-    "while it is loaded": (
-        relu("def made():\n    n = 1\n    while n > 0:\n        n += 1\n    return n\n\n\nN = made()"),
-        "unchecked",
-        "open",
-    ),
+    "call": relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0"),
+    "open": relu("def made():\n    n = 1\n    while n > 0:\n        n += 1\n    return n\n\n\nN = made()"),
 }
 
 
-@pytest.mark.parametrize("where", LIMITED)
-def test_a_candidate_that_does_not_end_is_ended(where, session, monkeypatch):
+@pytest.mark.parametrize("during", LIMITED)
+def test_a_candidate_that_does_not_end_is_ended(during, session, monkeypatch):
     """In the seconds that are said: no other request follows."""
-    text, verdict, do = LIMITED[where]
     asked = []
     usual = Worker.ask
 
@@ -183,12 +178,10 @@ def test_a_candidate_that_does_not_end_is_ended(where, session, monkeypatch):
 
     monkeypatch.setattr(Worker, "ask", watched)
     monkeypatch.setattr(session.remote, "limit_s", 3.0)
-    found = session.check(text, "relu_forward")
-    assert (found.verdict, found.reason.partition(" within 3 s")[:2]) == (
-        verdict,
-        (f"no answer to '{do}'", " within 3 s"),
-    )
-    assert asked[-1] == do
+    found = session.check(LIMITED[during], "relu_forward")
+    assert found.verdict == "unchecked"
+    assert found.reason.startswith(f"no answer to '{during}' within 3 s")
+    assert asked[-1] == during
     assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
 
 
