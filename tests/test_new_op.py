@@ -44,7 +44,7 @@ print(json.dumps({
 def example():
     """The files of the example, each with its text, and the lines that it adds to files that are there."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    text = text[text.index("### An op\n") : text.index("### A model\n")]
+    text = text[text.index("### An op\n") : text.index("## Add a model\n")]
     files, added = {}, {}
     for block in BLOCK.finditer(text):
         if block[1]:

@@ -169,10 +169,9 @@ def test_there_are_commands_and_blocks_to_try():
 CHANGED = re.compile(r"`([\w/]+\.(?:py|md))`")
 
 
-@pytest.mark.parametrize("place", range(2))
-def test_a_change_that_contributing_shows_fits_the_files(place):
+def test_a_change_that_contributing_shows_fits_the_files():
     """What stands around it, and what goes, is in a file that is named before; or the change is made already."""
-    before, text = blocks(ROOT / "CONTRIBUTING.md", "diff")[place]
+    ((before, text),) = blocks(ROOT / "CONTRIBUTING.md", "diff")
     files = [ROOT / name for name in CHANGED.findall(before[-3000:])]
     lines = {line.strip() for file in files if file.exists() for line in file.read_text().splitlines()}
     made = all(line[1:].strip() in lines for line in text.splitlines() if line.startswith("+"))
