@@ -165,9 +165,8 @@ class Engine(core.Engine):
     freeze : patterns of parameters that steps leave as they are, as in ``["wte.*"]``; they have no gradient and no
         states. ``nn.Parameter(..., trained=False)`` says the same in the model.
     micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
-    processes : how many processes compile what the cache lacks; one a core by default.
-    progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
-    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
+    more : ``processes``, how many compile what the cache lacks, one a core by default; ``progress``, called with
+        (compiled, to compile, kernel), by default a line on stderr, live on a terminal; ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
         ``dtype="bfloat16"`` to store in it what products, attention and activations read, and ``moments`` and
         ``weights`` to store those in it too; ``base="int8"`` for frozen weights of blocks, or ``base="w8a8"`` to
         multiply them as int8;
