@@ -64,7 +64,7 @@ def test_the_recipes_run_one_after_the_other(tmp_path, measured, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     code = [m[2] for m in BLOCK.finditer(text) if m[1] == "python"]
-    assert len(code) == 10
+    assert len(code) == 9
     (tmp_path / "recipes.py").write_text("import cpuopt\nfrom cpuopt import ops\n" + "\n".join(code))
     script(tmp_path / "recipes.py")
     assert "gelu_forward" in capsys.readouterr().out
