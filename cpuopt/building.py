@@ -23,7 +23,7 @@ from .kernels import doubles, registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import Arg, Spec
-from .ops.dequantize import Quantized
+from .ops.dequantize import ROWS, Quantized
 from .ops.storage import TYPES, WIDE
 from .program import arena
 from .program.distribute import distribute
@@ -32,7 +32,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
-from .program.quantize import INT8, quantize
+from .program.quantize import INT8, copy_trained, quantizable, quantize
 from .program.recompute import recompute_blocks
 from .program.reverse import reverse
 from .program.schedule import schedule
@@ -63,9 +63,9 @@ class BuildOptions:
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products, attention and activations read, but not the weights of an update,
-        sums and states.
+        sums and states; "int8" to do so and to multiply weights of linear layers in blocks as integers.
     base : "int8", "q8_0" or "w8a8" to store in int8 the frozen weights that products in blocks read, and with the last
-        to multiply them as integers; by default as `dtype` says.
+        to multiply them as integers; by default as `dtype` says, and the last with that of "int8".
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     weights : "bfloat16" to store in it alone those trained weights that products read, as frozen ones are. A step
         rounds them at random. It needs a `dtype` of bfloat16.
@@ -95,9 +95,10 @@ class BuildOptions:
     def __post_init__(self) -> None:
         """Refuse types that are none, or that do not go together."""
         for name in ("dtype", "moments", "weights"):
-            if (word := getattr(self, name)) not in (WIDE, NARROW):
-                raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")
-        if self.weights == NARROW != self.dtype:
+            allowed = [WIDE, NARROW, INT8] if name == "dtype" else [WIDE, NARROW]
+            if (word := getattr(self, name)) not in allowed:
+                raise UserError(f"{name} {word!r}: expected {' or '.join(map(repr, allowed))}")
+        if self.weights == NARROW and self.dtype == WIDE:
             raise UserError(f"weights '{NARROW}': products read them so with dtype='{NARROW}' alone; add that")
 
     @property
@@ -211,12 +212,15 @@ def build(
     before += program.calls
     if how.several:
         require_sums(program)
-    if how.dtype == NARROW:
+    if how.dtype == INT8:
+        copy_trained(program, inline=not how.divided)
+    if how.dtype != WIDE:
         store_operands(program, how.takes, inline=not how.divided, alone=alone)
     if how.train:
         recompute_blocks(program, how.recompute)
-    if how.base:
-        quantize(program, [p for p in alone if not p.trained], how.base)
+    frozen = [p for p in alone if not p.trained]
+    if how.base or (how.dtype == INT8 and quantizable(program, frozen, ROWS)):
+        quantize(program, frozen, how.base or ROWS)
     if not rewrite:
         how.choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     if how.divided:

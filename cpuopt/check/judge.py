@@ -15,7 +15,7 @@ since float32 formulas cancel, as 1 + tanh(x) does. If both are zero (an ignored
 token names) the kernel must be exact.
 
 Before any threshold: an element fails that is not written, that is NaN or infinite if the reference is not, or a
-number if the reference is neither.
+number if the reference is neither. Whole numbers have to be equal.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def noted(result: Result, given: Mapping[str, Any], declares: bool) -> Result:
 
 def rounding(stored: Storage, n: int) -> float:
     """Return the largest relative rounding error of a sum of n terms, in the type in which kernels sum it."""
-    return K * float(np.finfo(stored.computes).eps) * sqrt(n)
+    return K * stored.eps * sqrt(n)
 
 
 def ours(kernel: Kernel) -> bool:
@@ -235,6 +235,8 @@ class Wanted:
         return scale + (more if more.shape == scale.shape else more.reshape(-1, more.shape[-1]))  # it may be of rows
 
     def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
+        if not storage(got).is_float:
+            return self._judge_whole(kernel, arg, got, then)
         want, scale = self.values[arg.name], self.whole_scale(arg)
         spare = np.isfinite(got) & ~np.isfinite(want) if self.spared else False
         for value, size in self.spared.get(arg.name, ()):
@@ -286,6 +288,15 @@ class Wanted:
         if ratio == inf:
             text += origin(shown[index])
         return Result(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
+
+    def _judge_whole(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
+        """Compare whole numbers, which have to be equal."""
+        want = self.values[arg.name]
+        off = np.argwhere(got != want)
+        index = tuple(map(int, off[0])) if len(off) else (0,) * want.ndim
+        where = arg.name, index, float(got[index]), float(want[index])
+        text = f"{arg.name}{list(index)} = {where[2]:g}, expected {where[3]:g}{then}" if len(off) else ""
+        return Result(kernel.name, self.case, inf if len(off) else 0.0, *where, text)
 
 
 def flags(adds: Mapping[str, bool]) -> str:

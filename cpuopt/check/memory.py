@@ -59,13 +59,13 @@ def fill(x: Array, word: int) -> None:
     elif is_float(x):
         x.fill(number)
     else:
-        bits(x).fill(word)
+        bits(x).fill(word & (1 << 8 * x.itemsize) - 1)
 
 
 def spoil(x: Array, rng: np.random.Generator) -> None:
     """Change one element a little: the second bit of a float's mantissa."""
     if x.size:
-        bits(x).flat[rng.integers(x.size)] ^= 1 << (storage(x).limits.nmant - 2 if is_float(x) else 21)
+        bits(x).flat[rng.integers(x.size)] ^= 1 << (storage(x).limits.nmant - 2 if is_float(x) else min(21, 8 * x.itemsize - 2))
 
 
 FILLINGS = ("numbers", "zeros", "other")

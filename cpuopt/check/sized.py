@@ -163,7 +163,7 @@ def standard(op: Op, case: Case, given: Mapping[str, Array], threads: int, nudge
         rows = x.reshape(-1, x.shape[-1])
         sizes = rows if usual(rows).all() else np.where(usual(rows), rows, 0)
         squares = np.vecdot(sizes, sizes)
-        lowest = float(np.finfo(storage(given[name]).computes).eps) * sqrt(float(squares.sum()) / x.size)
+        lowest = storage(given[name]).eps * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
         if nudges:
             scale[name] = np.fmax(scale[name], moves[name].reshape(rows.shape))

@@ -27,7 +27,9 @@ from ..kernels.toolkit.threads import set_threads
 from ..models import Config
 from ..ops.storage import WIDE
 from ..program.fuse import fuse
+from ..program.precision import NARROW
 from ..program.program import Call, Program, Scalar, Value
+from ..program.quantize import INT8
 
 BLOCKS = (1, 8, 64)
 """Numbers of tokens computed at a time: the smallest that holds the remaining prompt, or else the largest."""
@@ -88,8 +90,8 @@ class Reader(ABC):
             choice,
             train=False,
             dtype=dtype,
-            weights=dtype,
-            freeze=["*"] if base else [],
+            weights=WIDE if dtype == WIDE else NARROW,
+            freeze=["*"] if base or dtype == INT8 else [],
             base=base,
             threads=threads,
             processes=processes,

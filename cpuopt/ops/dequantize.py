@@ -12,6 +12,9 @@ they are (``matmul_int8.py``). Quantizing is symmetric::
     scales[n] = max_i |x[n, i]| / 127, rounded up to the type of scales
     q[n, i]   = x[n, i] / scales[n], rounded to nearest even, so |x - q * scales[n]| <= scales[n] / 2
 
+`quantize_rows` does this for the rows of a weight that is trained, after each step; a row with NaN, infinity or a
+magnitude of 2^127 or more has a scale of NaN, and so a product of NaN.
+
 Division and rounding are exact in IEEE 754, so every machine makes the same numbers. The numbers of a block of Q8_0
 come back as they are if one of its int8 is 127 or -127: their largest over 127 is the scale. llama.cpp writes no others
 but those that are all zero.
@@ -27,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .declaration import HALF, Op, inp, out, symbols
+from .declaration import HALF, OC, C, Op, inp, out, symbols
 from .storage import TYPES, WIDE
 
 K, W = symbols("K W")
@@ -44,8 +47,38 @@ Array = np.ndarray[Any, Any]
 NUMBER = TYPES[WIDE].dtype.type
 
 
+def quantized(x: Array, kind: str) -> tuple[Array, Array]:
+    """Quantize blocks of finite float32.
+
+    Parameters
+    ----------
+    x : (blocks, numbers of each).
+    kind : the type of scales.
+
+    Returns
+    -------
+    q : of x's shape, int8.
+    scales : (blocks,).
+    """
+    most = np.maximum(x.max(1), -x.min(1))
+    exact = most / NUMBER(MOST)
+    near = exact.astype(TYPES[kind].dtype)
+    low = near * NUMBER(MOST) < most if kind == WIDE else near.astype(NUMBER) < exact
+    bits = f"u{near.itemsize}"
+    scales = np.maximum(near.view(bits) + low, most > 0).astype(bits).view(near.dtype)  # or the next number
+    by = scales.astype(NUMBER)[:, None]
+    return np.rint(x / np.where(by > 0, by, NUMBER(1))).astype(np.int8), scales
+
+
 def reference(q, scales):
     return {"out": q * scales[:, None]}
+
+
+def reference_rows(weight):
+    x = weight.astype(NUMBER)
+    some = (np.abs(x) < LIMITS[WIDE]).all(1)
+    q, scales = quantized(np.where(some[:, None], x, NUMBER(0)), WIDE)
+    return {"q": q.astype(weight.dtype), "scales": np.where(some, scales, NUMBER(np.nan))}
 
 
 dequantize = Op(
@@ -57,6 +90,17 @@ dequantize = Op(
     flops=W * K,
     reference=reference,
     source="Dettmers et al. 2022, section 2.1",
+)
+
+quantize_rows = Op(
+    "quantize_rows",
+    out("q", OC, C, types=("int8",)),
+    out("scales", OC),
+    inp("weight", OC, C, types=HALF, operand=False),
+    label="Quantize rows",
+    flops=2 * OC * C,
+    reference=reference_rows,
+    source="Dettmers et al. 2022, section 2.1; Wortsman et al. 2023",
 )
 
 
@@ -115,17 +159,9 @@ class Quantized(np.ndarray[Any, Any]):
         blocks = np.ascontiguousarray(np.broadcast_to(x, self.shape), NUMBER).reshape(q.shape)
         for at in range(0, len(blocks), PART):
             part = blocks[at : at + PART]
-            most = np.maximum(part.max(1), -part.min(1))
-            if not most.max() < self.limit:
-                raise UserError(f"a weight in int8 holds {most.max()}; expected finite numbers below {self.limit:.4g}")
-            exact = most / NUMBER(MOST)
-            near = exact.astype(scales.dtype)
-            low = near * NUMBER(MOST) < most if scales.dtype == NUMBER else near.astype(NUMBER) < exact
-            bits = f"u{scales.itemsize}"
-            up = np.maximum(near.view(bits) + low, most > 0)  # the next number
-            scales[at : at + PART] = up.astype(bits).view(scales.dtype)
-            by = scales[at : at + PART].astype(NUMBER)[:, None]
-            q[at : at + PART] = np.rint(part / np.where(by > 0, by, NUMBER(1)))
+            if not (most := max(part.max(), -part.min())) < self.limit:
+                raise UserError(f"a weight in int8 holds {most}; expected finite numbers below {self.limit:.4g}")
+            q[at : at + PART], scales[at : at + PART] = quantized(part, scales.dtype.name)
 
 
 def numbers(x: Array) -> Array:

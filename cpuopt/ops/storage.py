@@ -52,6 +52,11 @@ class Storage:
         return np.dtype(self.computes).kind == "f"
 
     @cached_property
+    def eps(self) -> float:
+        """The relative spacing of the numbers in which kernels compute; 0 of whole numbers."""
+        return float(np.finfo(self.computes).eps) if self.is_float else 0.0
+
+    @cached_property
     def limits(self) -> Any:
         """Precision and range of a floating-point type, as of ``numpy.finfo``."""
         return ml_dtypes.finfo(self.dtype)

@@ -16,7 +16,7 @@ If the buckets lie in memory that all ranks see, nothing is sent: a rank reads i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from .. import ops
@@ -83,7 +83,7 @@ def buckets_of(program: Program, ranks: int) -> list[Bucket]:
         last |= dict.fromkeys(call.writes, call)
     order = {call: i for i, call in enumerate(program.calls)}
     trained = {p: last[program.adjoint[p]] for p in program.parameters if p in program.adjoint}
-    copies = {call.args["inp"]: call.args["out"] for call in program.phase("convert")}
+    copies = {call.args["inp"]: call.args["out"] for call in program.phase("convert") if call.op is ops.copy}
     read = {v for call in program.phase("forward", "evaluate", "backward") for v in call.reads}
     found: list[Bucket] = []
     filling: dict[tuple[bool, str], Bucket] = {}
@@ -319,6 +319,7 @@ class Distribution:
             if not b.narrow
             for p, copy in b.copies.items()
         ]
+        rest += [replace(c, phase="update") for c in self.program.phase("convert") if c.op is not ops.copy]
         if self.owns_all:
             return [*copies, *rest]
         self.program.copied = {p: copy for b in narrow for p, copy in b.copies.items()}

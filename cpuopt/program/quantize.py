@@ -1,6 +1,8 @@
-"""Frozen weights in int8: products multiply them as they are, or each is turned into numbers right before it is read.
+"""Weights in int8: products multiply them as they are, or each is turned into numbers right before it is read.
 
-The pass comes behind all that changes calls or types. Products with a base of `ROWS` are ops of their own; a fused op
+A weight that is trained keeps its numbers, and has a copy in int8 that lives through all steps (`copy_trained`).
+
+For frozen weights, the pass comes behind all that changes calls or types. Products with a base of `ROWS` are ops of their own; a fused op
 that reads such a weight is taken apart again. With any other base, a call reads the same numbers as if the weight were
 stored as they are, so every kernel serves, and the bits are those of such a weight. The numbers of one weight live for
 one call, so the arena gives all layers the same bytes.
@@ -8,7 +10,7 @@ one call, so the arena gives all layers the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 
 from .. import ops
@@ -16,25 +18,62 @@ from ..errors import UserError
 from ..ops.declaration import Op
 from ..ops.dequantize import BLOCKS, ROWS, width_of
 from ..ops.matmul_int8 import LONGEST
-from .program import BLOCK, DRAWS, Call, Program, Value
+from .program import BLOCK, DRAWS, Call, Phase, Program, Value
 
 INT8 = "int8"
 """The type of the numbers of a block."""
+THIN = 64
+"""Rows and columns below which a trained weight, as of an adapter, is not multiplied as int8: to quantize the tokens
+would take as long as the product."""
+Stored = tuple[Value, Value]
+"""The int8 of a weight, and their scales."""
 PRODUCTS = {ops.matmul_forward: ops.matmul_int8_forward, ops.matmul_backward_input: ops.matmul_int8_backward_input}
 """The products that read a frozen weight, and those that multiply its int8."""
 
 
-def quantizable(program: Program, frozen: Collection[Value], base: str = INT8) -> list[Value]:
+def quantizable(program: Program, weights: Collection[Value], base: str = INT8) -> list[Value]:
     """List those of some weights that can be int8: of whole blocks of numbers, and of layers inside blocks alone.
 
     An embedding is read by rows, and to turn a head into numbers would take as much memory as int8 spares.
     """
-    outside = {v for call in program.calls if not BLOCK.match(call.layer) for v in call.reads}
+    read = [(c, a.name, v) for c in program.calls for a in c.op.arrays if a.kind == "in" and (v := c.args[a.name])]
+    outside = {v for c, _, v in read if not BLOCK.match(c.layer)}
     if base == ROWS:
-        outside |= {v for call in program.calls if _product(call.op) not in PRODUCTS for v in call.reads}
-        outside |= {v for call in program.calls for name, v in call.args.items() if name != "weight" and v in frozen}
-        outside |= {v for v in frozen if max(v.shape) > LONGEST}
-    return [v for v in frozen if v not in outside and prod(v.shape) % width_of(v.shape, base) == 0]
+        outside |= {v for c, name, v in read if _product(c.op) not in PRODUCTS or name != "weight"}
+        outside |= {v for v in weights if max(v.shape) > LONGEST or (v.trained and min(v.shape) < THIN)}
+    return [v for v in weights if v not in outside and prod(v.shape) % width_of(v.shape, base) == 0]
+
+
+def copy_trained(program: Program, inline: bool) -> None:
+    """Give each trained weight that only products in blocks read a copy in int8, which they multiply.
+
+    The pass comes behind the rewrites, and before what stores values in narrower types.
+
+    Parameters
+    ----------
+    inline : whether the copy is written by a call right behind the weight's last update; else the program's next pass
+        places the calls. Those of the phase ``convert`` are for weights that changed otherwise.
+    """
+    copies: dict[Value, Stored] = {}
+    for v in quantizable(program, program.trained, ROWS):
+        q = program.value(f"{v}.{INT8}", v.shape, "copy", dtype=INT8)
+        copies[v] = q, program.value(f"{v}.scales", v.shape[:1], "copy")
+        program.kept += copies[v]
+        program.filled.update(copies[v])
+    last = {v: call for call in program.calls for v in call.writes}
+
+    def written(call: Call) -> list[Call]:
+        changed = [v for v in dict.fromkeys(call.writes) if v in copies and last[v] is call]
+        return [_copied(v, copies[v], call.layer, call.phase) for v in changed if inline]
+
+    _multiply(program, copies, written)
+    program.calls = [*(_copied(v, stored, v.name, "convert") for v, stored in copies.items()), *program.calls]
+    program.verify()
+
+
+def _copied(v: Value, stored: Stored, layer: str, phase: Phase) -> Call:
+    """Make the call that writes the copy of a weight."""
+    return Call(ops.quantize_rows, layer, {"q": stored[0], "scales": stored[1], "weight": v}, phase)
 
 
 def quantize(program: Program, frozen: Collection[Value], base: str = INT8) -> None:
@@ -65,18 +104,13 @@ def quantize(program: Program, frozen: Collection[Value], base: str = INT8) -> N
         scales = program.scales[v] = program.value(f"{v}.scales", (blocks,), "parameter", dtype=kind)
         program.kept.append(scales)
         program.filled.add(scales)
+    if base == ROWS:
+        _multiply(program, {v: (v, program.scales[v]) for v in types})
+        program.verify()
+        return
     calls: list[Call] = []
-    made: dict[Call, list[Call]] = {}
     for call in program.calls:
-        quantized = [v for v in dict.fromkeys(call.reads) if v in types]
-        if base == ROWS and quantized:
-            stream = sum(_product(c.op) is ops.matmul_backward_input for c in made)
-            made[call] = _multiplied(program, call, stream)
-            for part, first in zip(made[call], made.get(call.repeats, ()) if call.repeats else (), strict=False):
-                part.repeats = first
-            calls += made[call]
-            continue
-        for v in quantized:
+        for v in (v for v in dict.fromkeys(call.reads) if v in types):
             wide = program.value(f"{v}.numbers", v.shape, dtype=types[v])
             args, shape = {"out": wide, "q": v, "scales": program.scales[v]}, (*program.scales[v].shape, width)
             calls.append(Call(ops.dequantize, call.layer, args, call.phase, views={"out": shape, "q": shape}))
@@ -91,11 +125,34 @@ def _product(op: Op) -> Op:
     return op.fuses[0] if op.fuses else op
 
 
-def _multiplied(program: Program, call: Call, stream: int) -> list[Call]:
+def _multiply(
+    program: Program, stored: Mapping[Value, Stored], behind: Callable[[Call], list[Call]] = lambda call: []
+) -> None:
+    """Multiply the int8 that are stored for weights, in each product that reads one.
+
+    Parameters
+    ----------
+    behind : returns the calls that follow one of the program's.
+    """
+    stream = sum(c.op is ops.matmul_int8_backward_input for c in program.calls)
+    calls, made = list[Call](), dict[Call, list[Call]]()
+    for call in program.calls:
+        weight = call.args["weight"] if _product(call.op) in PRODUCTS else None
+        if weight in stored:
+            made[call] = _multiplied(program, call, stored[weight], stream)
+            stream += _product(call.op) is ops.matmul_backward_input
+            for part, first in zip(made[call], made.get(call.repeats, ()) if call.repeats else (), strict=False):
+                part.repeats = first
+        calls += [*made.get(call, [call]), *behind(call)]
+    program.calls = calls
+
+
+def _multiplied(program: Program, call: Call, stored: Stored, stream: int) -> list[Call]:
     """Make the calls that replace a product with a weight in int8, and what is fused with it.
 
     Parameters
     ----------
+    stored : the int8 of the weight, and their scales.
     stream : of the random numbers, another for each call.
     """
     op, given, product = call.op, dict(call.args), _product(call.op)
@@ -115,8 +172,8 @@ def _multiplied(program: Program, call: Call, stream: int) -> list[Call]:
         flags = {a.name: call.adds.get(of[a.name], False) for a in last.args if a.kind == "acc"}
         behind = [Call(last, call.layer, rest, call.phase, flags, given=call.given)]
         given[result], adds = inner, {result: False}
-    new, weight = PRODUCTS[product], given["weight"]
-    given |= {"scales": program.scales[weight], "stream": stream, "seed": DRAWS[0], "counter": DRAWS[1]}
+    new, (weight, scales) = PRODUCTS[product], stored
+    given |= {"weight": weight, "scales": scales, "stream": stream, "seed": DRAWS[0], "counter": DRAWS[1]}
     args = {a.name: given.get(a.name) for a in new.args}
     views = {n: shape for n, shape in call.views.items() if n in args}
     adds = {a.name: adds.get(a.name, False) for a in new.args if a.kind == "acc"}

@@ -33,8 +33,8 @@ def repeated(program: Program, call: Call, args: Mapping[str, Any], op: Op | Non
     of = op or call.op
     made = {a.name: args[a.name] for a in of.written if args[a.name] is not None}
     again = {n: program.value(f"{v}.again", v.shape, v.group, dtype=v.dtype) for n, v in made.items()}
-    views = {} if op else call.views
-    return Call(of, call.layer, {**args, **again}, "backward", given=call.given, views=views, repeats=call)
+    views, adds = ({}, {}) if op else (call.views, call.adds)
+    return Call(of, call.layer, {**args, **again}, "backward", adds, given=call.given, views=views, repeats=call)
 
 
 def blocks(program: Program) -> list[list[Call]]:

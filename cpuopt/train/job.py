@@ -38,8 +38,9 @@ from ..nn.initial import initialize
 from ..ops import USUAL
 from ..ops.declaration import Spec
 from ..ops.dequantize import BLOCKS, numbers
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 from ..program.fuse import chosen as rewrites
+from ..program.precision import NARROW
 from ..program.quantize import INT8
 from ..program.tree import divides
 from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into, require_own
@@ -557,7 +558,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
         If kernels are imported with another order.
     """
     notes = list[str]()
-    if settings.dtype == "bf16":  # float32 has one order
+    if settings.dtype != WIDE:  # float32 has one order
         if settings.order not in (None, MICRO.order):
             raise UserError(
                 f"--order {settings.order}: kernels are imported with the order {MICRO.order!r}; set {ORDER}="
@@ -645,7 +646,8 @@ def plan_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> tuple[nn
 
 def sample_bytes(settings: Settings, parameters: int) -> int:
     """Return the bytes of the copy of the weights that samples are generated with."""
-    return parameters * TYPES[stored(settings.dtype)].bytes if settings.sample_every else 0
+    each = TYPES[WIDE if settings.dtype == WIDE else NARROW].bytes  # of int8 too: embeddings have two
+    return parameters * each if settings.sample_every else 0
 
 
 def unused(files: Sequence[str], ran: Collection[registry.Kernel]) -> list[str]:

@@ -28,7 +28,9 @@ GUARDS = ("auto", "skip", "stop", "off")
 known before the first update, and else stops."""
 DECAYS = ("all", "matrices")
 REDUCTIONS = ("exact", "fast")
-DTYPES = {"float32": "float32", "bf16": "bfloat16"}
+STORED = {"float32": "float32", "bf16": "bfloat16"}
+"""The words of a storage type, and its name in a program."""
+DTYPES = STORED | {"int8": "int8"}
 """The words of ``--dtype``, and what each stores of what products and attention read."""
 BASES = ("bf16", "int8", "q8_0", "w8a8")
 Allowed = tuple[Callable[[Any], bool], str]
@@ -150,8 +152,8 @@ class Settings:
     )
     dtype: str = setting(
         "float32",
-        "Storage type of the inputs of products, attention and activations: float32 or bf16. Weights that are updated, "
-        "sums and states stay float32.",
+        "Storage type of the inputs of products, attention and activations: float32, bf16, or int8, which is bf16 with "
+        "products in int8. Weights that are updated, sums and states stay float32.",
         one_of(DTYPES),
     )
     order: str | None = setting(
@@ -164,13 +166,13 @@ class Settings:
     moments: str = setting(
         "float32",
         "Store the optimizer's states in this type: float32 or bf16, which is rounded at random.",
-        one_of(DTYPES),
+        one_of(STORED),
     )
     weights: str = setting(
         "float32",
         "Store the weights that products read in this type: float32 or bf16, which is rounded at random and needs "
-        "--dtype bf16.",
-        one_of(DTYPES),
+        "--dtype bf16 or int8.",
+        one_of(STORED),
     )
     threads: int | None = setting(
         None,
@@ -367,9 +369,9 @@ class Settings:
             raise UserError(f"--base {self.base}: all weights are trained; add --lora r=8, or --freeze PATTERN")
         if self.base == "bf16" and self.dtype != "bf16":
             raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
-        if self.order is not None and self.dtype != "bf16":
+        if self.order is not None and self.dtype == "float32":
             raise UserError(f"--order {self.order}: it is about products in bf16; add --dtype bf16, or leave it out")
-        if self.weights == "bf16" != self.dtype:
+        if self.weights == "bf16" and self.dtype == "float32":
             raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
         require_format(self.chat_format)
         of_examples = [n for n in ("chat_format", "system", "pack", "truncate", "skip_invalid") if getattr(self, n)]

@@ -37,6 +37,7 @@ from ..toolkit.quads import (
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch
 from ..toolkit.threads import SMALL
+from ..vanilla.dequantize import scale_of
 from ..vanilla.dropout import GAMMA, mix
 from ..vanilla.matmul_int8 import U1, units
 
@@ -100,6 +101,35 @@ def quantizer(at_random):
 
 
 to_nearest, drawn = quantizer(False), quantizer(True)
+
+
+@helper(fastmath=False)
+def row_to_int8(q, scales, weight, o):
+    """Write a row of a weight as int8, and its scale."""
+    C = weight.shape[1]
+    whole, most = C // LANES * LANES, spread(ZERO)
+    for k in range(0, C, LANES):
+        most = larger_size(most, load(weight, o * C + k) if k < whole else load_some(weight, o * C + k, C - k))
+    scale = scale_of(largest(most))
+    scales[o] = scale
+    by = scale if scale > ZERO else ONE
+    for k in range(0, whole, LANES):
+        put_nearest(q, o * C + k, load(weight, o * C + k) / by if scale == scale else spread(ZERO), ONE)
+    for k in range(whole, C):
+        q[o, k] = np.int8(np.rint(np.float32(weight[o, k]) / by)) if scale == scale else np.int8(0)
+
+
+@kernel(ops.quantize_rows, "optimized", fastmath=False)
+def quantize_rows(q, scales, weight):
+    """Read each row twice, in vectors: for its largest magnitude, and from the cache.
+
+    Parallel: the rows.
+    Bound: memory.
+    """
+    OC = weight.shape[0]
+    for i in prange(ceil(OC, QUANTIZED)):
+        for o in range(i * QUANTIZED, min(OC, i * QUANTIZED + QUANTIZED)):
+            row_to_int8(q, scales, weight, o)
 
 
 # Panels of the weight -------------------------------------------------------------------------------------------------

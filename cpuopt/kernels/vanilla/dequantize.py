@@ -1,10 +1,22 @@
-"""Blocks of int8 into numbers, naive."""
+"""Blocks of int8 into numbers, and rows of numbers into int8, naive."""
 
 import numpy as np
 from numba import prange
 
 from ... import ops
-from ..compile.jit import kernel
+from ..compile.jit import helper, kernel
+
+ZERO, NAN, INFINITY = np.float32(0), np.float32(np.nan), np.float32(np.inf)
+MOST, LIMIT = np.float32(127), np.float32(2.0**127)
+
+
+@helper(fastmath=False)
+def scale_of(most):
+    """Return the scale of a row with this largest magnitude."""
+    if not most < LIMIT:
+        return NAN
+    scale = most / MOST
+    return np.nextafter(scale, INFINITY) if scale * MOST < most else scale
 
 
 @kernel(ops.dequantize, "vanilla")
@@ -17,3 +29,22 @@ def dequantize(out, q, scales):
     for n in prange(scales.shape[0]):
         for i in range(q.shape[1]):
             out[n, i] = np.float32(q[n, i]) * scales[n]
+
+
+@kernel(ops.quantize_rows, "vanilla", fastmath=False)
+def quantize_rows(q, scales, weight):
+    """Row by row.
+
+    Parallel: the rows.
+    Bound: memory.
+    """
+    OC, C = weight.shape
+    for o in prange(OC):
+        most = ZERO
+        for i in range(C):
+            x = abs(np.float32(weight[o, i]))
+            most = x if x > most or x != x else most
+        scale = scale_of(most)
+        scales[o] = scale
+        for i in range(C):
+            q[o, i] = np.int8(np.rint(np.float32(weight[o, i]) / scale)) if scale > ZERO else np.int8(0)
