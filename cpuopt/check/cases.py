@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from ..errors import UserError
 from ..ops.declaration import Arg, Op
-from ..ops.storage import is_float
+from ..ops.storage import is_float, storage
 from ..program.program import Call
 from ..wording import text_of
 from .fit import beyond, drawn, scaled_as
@@ -413,7 +413,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers
             return np.where(rng.random(shape) < BEGINS, np.arange(shape[-1], dtype=np.int32), np.int32(0))
         return _draw_ids(below, shape, case.kind, known.get(arg.ignored), rng)
     if arg.kind in ("out", "acc"):
-        return np.full(shape, np.nan, dtype)
+        return np.full(shape, np.nan if storage(dtype).is_float else 0, dtype)
     x = normal(shape, rng)
     if case.kind in ADJOINTS and arg.name in adjoints(op):
         x = ADJOINTS[case.kind](x)
