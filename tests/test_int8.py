@@ -267,6 +267,94 @@ def test_a_weight_of_rows_is_a_byte_a_number_and_a_scale_a_row():
     assert not any(c.op.name == "dequantize" for c in plans[ROWS].program.calls)
 
 
+# Trained weights in int8
+
+
+def trained(dtype="int8", threads=1, n=4, name="gpt2-tiny", **how):
+    """An engine that trains all weights, its losses, and the bytes of its weights after some steps."""
+    config, model = models.load(name)
+    how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS)} | how
+    engine = Engine(model, config.specs(B, T), dtype=dtype, threads=threads, **how)
+    losses = [engine.step(**batch(i), **ADAMW).loss for i in range(n)]
+    return engine, losses, [x.tobytes() for x in engine.parameters().values()]
+
+
+@pytest.fixture(scope="module")
+def int8():
+    return trained()
+
+
+def test_products_in_blocks_multiply_a_copy_of_each_trained_weight(int8):
+    engine, losses, _ = int8
+    used = {c.op.name for c in engine.program.step_calls if c.layer.startswith("h.")}
+    assert {"matmul_int8_forward", "matmul_int8_backward_input", "matmul_update", "quantize_rows"} <= used
+    assert not {"matmul_forward", "matmul_backward_input", "matmul_gelu_forward"} & used
+    exact = trained("float32")[1]
+    assert losses != exact
+    np.testing.assert_allclose(losses, exact, atol=0.05)
+    np.testing.assert_allclose(losses[0], exact[0], atol=SLACK)
+
+
+def test_the_copy_is_that_of_the_weight_after_each_step(int8):
+    """One step behind, the next forward would multiply the weights of the step before."""
+    engine, _, _ = int8
+    made = {c.args["weight"]: c.args for c in engine.program.calls if c.op.name == "quantize_rows"}
+    assert len(made) == 8
+    for v, args in made.items():
+        want = Quantized.made(engine.array(v), ROWS)
+        assert np.array_equal(engine.array(args["q"]), want)
+        assert np.array_equal(engine.array(args["scales"]), want.scales)
+
+
+@pytest.mark.parametrize("how", [{"threads": 2}, {"threads": 3}, {"recompute": "all"}], ids=str)
+def test_training_in_int8_has_the_same_bits(int8, how):
+    assert trained(**how)[1:] == int8[1:]
+
+
+def test_training_in_int8_has_the_same_bits_on_any_ranks():
+    def work(comm):
+        fuse, n = [name for name in FUSIONS if name != "update"], 4 // comm.size
+        engine = Engine(
+            *model_of_gpt2(), dtype="int8", choice=Choice("optimized"), fuse=fuse, micro_batches=n, comm=comm, threads=1
+        )
+        losses = []
+        for step in range(2):
+            first, *more = [batch(4 * step + comm.rank * n + i) for i in range(n)]
+            losses.append(engine.step(more=more, **first, **ADAMW).loss)
+        engine.collect()
+        return losses, [engine.array(p).tobytes() for p in engine.program.trained]
+
+    (alone,) = Team(1).run(work)
+    for size in (2, 4):
+        assert Team(size).run(work) == [alone] * size
+
+
+def model_of_gpt2():
+    config, model = models.load("gpt2-tiny")
+    return model, config.specs(B, T)
+
+
+def test_what_is_written_to_a_weight_is_multiplied(int8):
+    engine, other = trained(n=0)[0], trained(n=0, seed=1)[0]
+    assert engine.step(**batch(0)).loss == int8[1][0] != other.step(**batch(0)).loss
+    fresh = trained(n=0)[0]
+    for name, x in other.parameters().items():
+        x[...] = fresh.parameters()[name]
+    assert other.forward(**batch(0)) == int8[1][0]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"name": "llama-tiny"}, {"choice": Choice("vanilla")}, {"optimizer": "lion"}, {"weights": "bfloat16"}],
+    ids=str,
+)
+def test_other_models_kernels_optimizers_and_types_train_in_int8(how):
+    """Naive kernels compute the attention in float32, so their bits differ."""
+    losses, exact = (trained(dtype, n=2, **how)[1] for dtype in ("int8", "bfloat16"))
+    assert losses != exact
+    np.testing.assert_allclose(losses, exact, atol=0.02)
+
+
 # Runs
 
 FLAGS = ["-T", "16", "--threads", "1", "--lr", "1e-2", "--val-every", "0"]
@@ -321,6 +409,27 @@ def test_a_run_with_products_in_int8_resumes_to_the_bit(made, tmp_path):
     run(made, "--resume", str(there), "--steps", "6", "--save", str(tmp_path / "resumed"))
     assert adapter_of(tmp_path / "whole") == adapter_of(tmp_path / "resumed")
     assert any(x.startswith(f"{ROWS}:") for x in checkpoint.newest(there).frozen.values())
+
+
+def test_a_run_that_trains_in_int8_resumes_to_the_bit_and_writes_text(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("some text to learn from " * 400)
+    start = ["--model", "gpt2-tiny", *FLAGS, "--dtype", "int8", "--sample-every", "3"]
+    run(tmp_path, *start, "--steps", "6", "--run", "whole", "--save", str(tmp_path / "whole.bin"))
+    run(tmp_path, *start, "--steps", "3", "--run", "half", "--save-every", "3")
+    (there,) = (tmp_path / "runs").glob("*-half")
+    run(tmp_path, "--resume", str(there), "--steps", "6", "--save", str(tmp_path / "resumed.bin"))
+    assert (tmp_path / "whole.bin").read_bytes() == (tmp_path / "resumed.bin").read_bytes()
+    capsys.readouterr()
+    losses, texts = {}, {}
+    for dtype in ("float32", "int8"):
+        how = ["--init", str(tmp_path / "whole.bin"), "--threads", "1", "--dtype", dtype, "--json"]
+        assert cli.main(["eval", *how, "--data", str(tmp_path / "text.txt"), "-T", "16", "--limit", "2"]) == 0
+        losses[dtype] = json.loads(capsys.readouterr().out)["loss"]
+        assert cli.main(["generate", *how, "--prompt", "some ", "--max-tokens", "4", "--temperature", "0"]) == 0
+        texts[dtype] = json.loads(capsys.readouterr().out)["ids"]
+    assert losses["int8"] != losses["float32"]
+    np.testing.assert_allclose(losses["int8"], losses["float32"], atol=SLACK)
+    assert texts["int8"] == texts["float32"]
 
 
 @pytest.mark.parametrize("base", [ROWS, "int8"])

@@ -350,7 +350,7 @@ class Bench:
             first = {key: w.steps(CHECKED_STEPS) for key, w in workers.items()}
             result.losses = {key: steps.losses for key, steps in first.items()}
             types = result.dtype, result.peer_dtype, self.plan.moments
-            tolerance = BF16_TOLERANCE if "bf16" in types else TOLERANCE
+            tolerance = BF16_TOLERANCE if {"bf16", "int8"} & {*types} else TOLERANCE
             stored = side.name in PEERS and PEERS[side.name].bf16 == "all"
             losses = first["cpuopt"].losses, first["peer"].losses
             result.refused = disagreement(names, *losses, tolerance, updates_rounded=stored) or None

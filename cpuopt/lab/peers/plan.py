@@ -68,7 +68,8 @@ class Plan:
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
     variant, swap, fuse, kernels : the settings of cpuopt's own side.
     recompute : the blocks that cpuopt's sides compute again in the backward, as for `train`.
-    dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it.
+    dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it, and
+        for int8 those of bf16.
     moments, weights : the types in which cpuopt's sides store the optimizer's states and the weights.
     threads : the number of threads of every side.
     rounds : the number of rounds, each with a trial of both sides.
@@ -129,7 +130,8 @@ class Plan:
     @property
     def every(self) -> dict[str, bool]:
         """The names of all peers, and whether each may be left out because this machine does not have it."""
-        found = {name: True for name, peer in TUNED.items() if BEST in self.peers and self.dtype in (None, peer.dtype)}
+        best = TUNED.items() if BEST in self.peers else ()
+        found = {name: True for name, peer in best if self.dtype in (None, peer.dtype, "int8" if peer.bf16 else "")}
         return found | dict.fromkeys((p for p in self.peers if p != BEST), False)
 
     def own_dtype(self, name: str) -> str:
