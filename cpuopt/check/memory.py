@@ -65,7 +65,9 @@ def fill(x: Array, word: int) -> None:
 def spoil(x: Array, rng: np.random.Generator) -> None:
     """Change one element a little: the second bit of a float's mantissa."""
     if x.size:
-        bits(x).flat[rng.integers(x.size)] ^= 1 << (storage(x).limits.nmant - 2 if is_float(x) else min(21, 8 * x.itemsize - 2))
+        bits(x).flat[rng.integers(x.size)] ^= 1 << (
+            storage(x).limits.nmant - 2 if is_float(x) else min(21, 8 * x.itemsize - 2)
+        )
 
 
 FILLINGS = ("numbers", "zeros", "other")

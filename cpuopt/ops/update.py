@@ -85,7 +85,7 @@ def _args(op: Op, how: Updates, optimizer: Optimizer) -> Iterator[Arg]:
             given = replace(a, start=of.start, fan_in=of.fan_in)
             yield from optimizer.places(p, given, HALF if a is weight else FLOAT32)
             if a is weight and p not in op.by_name:
-                yield optimizer.copy(p, given, "state" if how.rows else "out")
+                yield optimizer.copy(p, given, "state" if how.rows or how.aside else "out")
         elif a.name in how.parameters:
             yield replace(optimizer.copy(a.name, a, "state"), reduces=weight.reduces, fan_in=a.fan_in)
         else:

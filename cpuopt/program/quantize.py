@@ -2,19 +2,24 @@
 
 A weight that is trained keeps its numbers, and has a copy in int8 that lives through all steps (`copy_trained`).
 
-For frozen weights, the pass comes behind all that changes calls or types. Products with a base of `ROWS` are ops of their own; a fused op
-that reads such a weight is taken apart again. With any other base, a call reads the same numbers as if the weight were
-stored as they are, so every kernel serves, and the bits are those of such a weight. The numbers of one weight live for
-one call, so the arena gives all layers the same bytes.
+For frozen weights, the pass comes behind all that changes calls or types. Products with a base of `ROWS` are ops of
+their own; a fused op that reads such a weight is taken apart again. With any other base, a call reads the same numbers
+as if the weight were stored as they are, so every kernel serves, and the bits are those of such a weight. The numbers
+of one weight live for one call, so the arena gives all layers the same bytes.
+
+A head that reads its loss in one op (`HEADS`) has a copy in int8 whether it is trained or not, since the tokens may be
+embedded by the same weight. Its op is taken apart too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from math import prod
+from typing import Any
 
 from .. import ops
 from ..errors import UserError
+from ..ops.classifier import few_tokens
 from ..ops.declaration import Op
 from ..ops.dequantize import BLOCKS, ROWS, width_of
 from ..ops.matmul_int8 import LONGEST
@@ -27,6 +32,15 @@ THIN = 64
 would take as long as the product."""
 Stored = tuple[Value, Value]
 """The int8 of a weight, and their scales."""
+HEADS = {
+    op: optimizer
+    for op, optimizer in (
+        (ops.classifier_forward, None),
+        (ops.classifier_backward, None),
+        *((ops.updated(ops.classifier_backward, optimizer), optimizer) for optimizer in ops.OPTIMIZERS.values()),
+    )
+}
+"""The ops of a head with its loss, and the optimizer whose step is in one."""
 PRODUCTS = {ops.matmul_forward: ops.matmul_int8_forward, ops.matmul_backward_input: ops.matmul_int8_backward_input}
 """The products that read a frozen weight, and those that multiply its int8."""
 
@@ -45,7 +59,7 @@ def quantizable(program: Program, weights: Collection[Value], base: str = INT8) 
 
 
 def copy_trained(program: Program, inline: bool) -> None:
-    """Give each trained weight that only products in blocks read a copy in int8, which they multiply.
+    """Give each trained weight that only products in blocks read a copy in int8, which they multiply; and to the head.
 
     The pass comes behind the rewrites, and before what stores values in narrower types.
 
@@ -54,8 +68,18 @@ def copy_trained(program: Program, inline: bool) -> None:
     inline : whether the copy is written by a call right behind the weight's last update; else the program's next pass
         places the calls. Those of the phase ``convert`` are for weights that changed otherwise.
     """
+    _multiply_copies(program, [*quantizable(program, program.trained, ROWS), *_heads(program, trained=True)], inline)
+
+
+def _heads(program: Program, trained: bool) -> list[Value]:
+    """List the weights of heads that are trained or not, the gradient of whose logits may exist for all tokens."""
+    of = dict.fromkeys(c.args["weight"] for c in program.calls if c.op in HEADS if few_tokens(c.sizes))
+    return [v for v in of if v.trained is trained and min(v.shape) >= THIN and max(v.shape) <= LONGEST]
+
+
+def _multiply_copies(program: Program, weights: Collection[Value], inline: bool) -> None:
     copies: dict[Value, Stored] = {}
-    for v in quantizable(program, program.trained, ROWS):
+    for v in weights:
         q = program.value(f"{v}.{INT8}", v.shape, "copy", dtype=INT8)
         copies[v] = q, program.value(f"{v}.scales", v.shape[:1], "copy")
         program.kept += copies[v]
@@ -106,7 +130,7 @@ def quantize(program: Program, frozen: Collection[Value], base: str = INT8) -> N
         program.filled.add(scales)
     if base == ROWS:
         _multiply(program, {v: (v, program.scales[v]) for v in types})
-        program.verify()
+        _multiply_copies(program, _heads(program, trained=False), inline=True)
         return
     calls: list[Call] = []
     for call in program.calls:
@@ -137,14 +161,40 @@ def _multiply(
     stream = sum(c.op is ops.matmul_int8_backward_input for c in program.calls)
     calls, made = list[Call](), dict[Call, list[Call]]()
     for call in program.calls:
-        weight = call.args["weight"] if _product(call.op) in PRODUCTS else None
+        weight = call.args["weight"] if call.op in HEADS or _product(call.op) in PRODUCTS else None
         if weight in stored:
-            made[call] = _multiplied(program, call, stored[weight], stream)
-            stream += _product(call.op) is ops.matmul_backward_input
+            make = _head if call.op in HEADS else _multiplied
+            made[call] = make(program, call, stored[weight], stream)
+            stream += sum(c.op is ops.matmul_int8_backward_input for c in made[call])
             for part, first in zip(made[call], made.get(call.repeats, ()) if call.repeats else (), strict=False):
                 part.repeats = first
         calls += [*made.get(call, [call]), *behind(call)]
     program.calls = calls
+
+
+def _head(program: Program, call: Call, stored: Stored, stream: int) -> list[Call]:
+    """Make the calls that replace a head with its loss, as `_multiplied` does."""
+    optimizer, given = HEADS[call.op], call.args | {"weight": stored[0], "scales": stored[1]}
+    if call.op is ops.classifier_forward:
+        return [_like(ops.classifier_int8_forward, call, given)]
+    shape = (*call.args["targets"].shape, stored[0].shape[0])
+    given["dlogits"] = given["dout"] = program.value(f"{call.layer}.logits", shape, "adjoint", dtype=given["inp"].dtype)
+    made = [_like(ops.classifier_int8_backward, call, given)]
+    if given["dinp"] is not None:
+        drawn = {"stream": stream, "seed": DRAWS[0], "counter": DRAWS[1]}
+        made.append(_like(ops.matmul_int8_backward_input, call, given | drawn))
+    if optimizer:
+        own = {"weight": call.args["weight"], "copy": None}
+        made.append(_like(ops.updated(ops.head_backward_weight, optimizer), call, given | own))
+    elif given["dweight"] is not None:
+        made.append(_like(ops.head_backward_weight, call, given))
+    return made
+
+
+def _like(op: Op, call: Call, given: Mapping[str, Any]) -> Call:
+    """Make a call of an op in place of another call, with its flags."""
+    adds = {a.name: call.adds.get(a.name, False) for a in op.args if a.kind == "acc"}
+    return Call(op, call.layer, {a.name: given.get(a.name) for a in op.args}, call.phase, adds)
 
 
 def _multiplied(program: Program, call: Call, stored: Stored, stream: int) -> list[Call]:

@@ -35,7 +35,7 @@ def sums_by(pack):
         M, N = out.shape
         depth = ceil(K, WORD)
         for n in range(0, N, NR):
-            pack(panel, weight, n)
+            pack(panel, weight, n, 0, depth)
             for row in range(0, M, MR):
                 rows = min(MR, M - row)
                 x, b, c = at(q, row * words), at(panel, 0), at(tile, 0)

@@ -1,7 +1,7 @@
 """Products with a weight in int8: rows are quantized, and multiplied with panels of the weight in integers.
 
-A panel has NR outputs, or NR columns of the gradient, and all of the sum: it is packed when its turn comes, and serves
-a piece of the rows. A forward of few rows reads the weight where it lies, as ``rows/matmul.py`` does.
+A panel has NR outputs, or NR columns of the gradient, and a block of the sum: it is packed when its turn comes, and
+serves a piece of the rows. A forward of few rows reads the weight where it lies, as ``rows/matmul.py`` does.
 
 A sum of integers is exact, so chunks may depend on the number of threads. All float32 are rounded as in the naive
 kernels, one operation after the other (``fastmath=False``): the results have the same bits.
@@ -15,7 +15,7 @@ from ..compile.jit import helper, kernel
 from ..toolkit.blocks import ceil, piece
 from ..toolkit.fastmath import as_float
 from ..toolkit.lanes import load, load_some, spread, store, store_some
-from ..toolkit.micro.blocking import ALIASED, INPUT_ROWS, QUANTIZED, READ_IN_PLACE
+from ..toolkit.micro.blocking import ALIASED, INPUT_ROWS, INT8_DEPTH, INT8_ROWS, QUANTIZED, READ_IN_PLACE
 from ..toolkit.quads import (
     WORD,
     larger_size,
@@ -145,31 +145,31 @@ def word(weight, i, row, n):
 
 
 @helper()
-def pack_outputs(panel, weight, n):
-    """panel[k, j] = word k of the row n + j of the weight."""
+def pack_outputs(panel, weight, n, lo, hi):
+    """panel[k - lo, j] = word k of the row n + j of the weight; lo is a multiple of LANES."""
     N, K = weight.shape
-    flat, words, columns = weight.reshape(N * K), ceil(K, WORD), min(NR, N - n)
-    whole, full = columns // LANES * LANES, K // STEP * LANES
+    flat, columns = weight.reshape(N * K), min(NR, N - n)
+    whole, full = columns // LANES * LANES, min(hi, K // STEP * LANES)
     for j in range(0, whole, LANES):
-        for k in range(0, full, LANES):
-            pack_square(at(panel, k * NR + j), NR, weight, (n + j) * K + WORD * k, K)
+        for k in range(lo, full, LANES):
+            pack_square(at(panel, (k - lo) * NR + j), NR, weight, (n + j) * K + WORD * k, K)
     for j in range(columns):
-        for k in range(full if j < whole else 0, words):
-            panel[k * NR + j] = word(flat, (n + j) * K + WORD * k, 1, min(WORD, K - WORD * k))
+        for k in range(full if j < whole else lo, hi):
+            panel[(k - lo) * NR + j] = word(flat, (n + j) * K + WORD * k, 1, min(WORD, K - WORD * k))
 
 
 @helper()
-def pack_inputs(panel, weight, n):
-    """panel[k, j] = word of the rows 4k to 4k + 3 of the weight's column n + j."""
+def pack_inputs(panel, weight, n, lo, hi):
+    """panel[k - lo, j] = word of the rows 4k to 4k + 3 of the weight's column n + j."""
     K, N = weight.shape
-    flat, words, columns = weight.reshape(K * N), ceil(K, WORD), min(NR, N - n)
-    whole, full = columns // LANES * LANES, K // WORD
-    for k in range(full):
+    flat, columns = weight.reshape(K * N), min(NR, N - n)
+    whole, full = columns // LANES * LANES, min(hi, K // WORD)
+    for k in range(lo, full):
         for j in range(0, whole, LANES):
-            pack_columns(at(panel, k * NR + j), weight, WORD * k * N + n + j, N)
-    for k in range(words):
+            pack_columns(at(panel, (k - lo) * NR + j), weight, WORD * k * N + n + j, N)
+    for k in range(lo, hi):
         for j in range(whole if k < full else 0, columns):
-            panel[k * NR + j] = word(flat, WORD * k * N + n + j, N, min(WORD, K - WORD * k))
+            panel[(k - lo) * NR + j] = word(flat, WORD * k * N + n + j, N, min(WORD, K - WORD * k))
 
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -192,6 +192,11 @@ def finish(out, add, row, n, tile, rows, steps, offsets, scales, bias):
                 store_some(out, to, load_some(out, to, left) + v if add else v, left)
 
 
+def thread_words(depth):
+    """Count the words of a thread's scratch: a panel, and the sums of a tile, or of all rows if panels follow."""
+    return min(depth, INT8_DEPTH) * NR + (INT8_ROWS * NR if depth > INT8_DEPTH else TILE)
+
+
 def multiply_by(pack):
     """Make the product of quantized rows with the weight, whose panels `pack` packs."""
 
@@ -199,28 +204,36 @@ def multiply_by(pack):
     def multiply(out, add, q, steps, offsets, K, weight, scales, bias, panels, queue):
         M, N = out.shape
         depth, apart = ceil(K, WORD), row_words(K)
-        size = depth * NR + TILE
+        most, long = min(depth, INT8_DEPTH), depth > INT8_DEPTH
+        size = most * NR + (INT8_ROWS * NR if long else TILE)
         threads = panels.shape[0] // size
         count = ceil(N, NR)
         parts = max(1, min(ceil(M, INPUT_ROWS), ceil(4 * threads, count)))
+        if long:
+            parts = max(parts, ceil(M, INT8_ROWS - MR))  # since a piece has whole tiles
         deal(queue, count * parts)
         for t in prange(threads):
-            panel, tile = panels[t * size :], panels[t * size + depth * NR :]
+            panel, sums = panels[t * size :], panels[t * size + most * NR :]
             chunk = take(queue, t)
             while chunk >= 0:
                 n, part = chunk // parts * NR, chunk % parts
                 lo, hi = piece(part, parts, M, MR), piece(part + 1, parts, M, MR)
                 groups = ceil(hi - lo, MR)
-                pack(panel, weight, n)
-                for g in range(groups):
-                    row = lo + piece(g, groups, hi - lo, 1)
-                    rows = lo + piece(g + 1, groups, hi - lo, 1) - row
-                    x, b, c, ahead = at(q, row * apart), at(panel, 0), at(tile, 0), at(q, (row + rows) * apart)
-                    if N - n > LANES:
-                        product(rows, x, apart, 1, b, NR, c, NR, depth, False, ahead, NR, 0)
-                    else:
-                        narrow_product(rows, x, apart, 1, b, NR, c, NR, depth, False, ahead, NR, 0)
-                    finish(out, add, row, n, tile, rows, steps, offsets, scales, bias)
+                for k in range(0, depth, INT8_DEPTH):
+                    end = min(depth, k + INT8_DEPTH)
+                    pack(panel, weight, n, k, end)
+                    for g in range(groups):
+                        row = lo + piece(g, groups, hi - lo, 1)
+                        rows = lo + piece(g + 1, groups, hi - lo, 1) - row
+                        tile = sums[(row - lo) * NR if long else 0 :]
+                        x, b, c = at(q, row * apart + k), at(panel, 0), at(tile, 0)
+                        ahead = at(q, (row + rows) * apart + k)
+                        if N - n > LANES:
+                            product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, ahead, NR, 0)
+                        else:
+                            narrow_product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, ahead, NR, 0)
+                        if end == depth:
+                            finish(out, add, row, n, tile, rows, steps, offsets, scales, bias)
                 chunk = take(queue, t)
 
     return multiply
@@ -289,7 +302,7 @@ def scratch_of(summed):
         ("q", lambda s: s["BT"] * row_words.py_func(s[summed]), "int32"),
         ("steps", lambda s: s["BT"]),
         ("offsets", lambda s: s["BT"], "int32"),
-        ("panels", for_each_thread(lambda s: -(-s[summed] // WORD) * NR + TILE)),
+        ("panels", for_each_thread(lambda s: thread_words(-(-s[summed] // WORD)))),
         QUEUE,
     ]
 

@@ -51,6 +51,11 @@ class QuadEmit(Emit):
         """Compute z plus the products of words."""
         return add_quads(self, y, x, z)
 
+    def total(self, x, y):
+        """Add two vectors of sums, which are integers."""
+        bld = self.builder
+        return bld.bitcast(bld.add(bld.bitcast(x, INTS), bld.bitcast(y, INTS)), self.vector)
+
 
 product, narrow_product = product_of(HOST.vectors, emit=QuadEmit), product_of(1, emit=QuadEmit)
 

@@ -203,7 +203,11 @@ class Emit:
                 with branch:
                     for (i, j), x in zip(spots, state[-len(spots) :], strict=True):
                         place = self.at(c_rows[i], j * self.tile.lanes)
-                        self.store(bld.fadd(self.load(place), x) if adding else x, place)
+                        self.store(self.total(self.load(place), x) if adding else x, place)
+
+    def total(self, x, y):
+        """Add two vectors of sums."""
+        return self.builder.fadd(x, y)
 
     def transpose(self, rows):
         """Transpose a square of vectors: the step of distance d exchanges bit d of row and column."""

@@ -11,20 +11,25 @@ from ..toolkit.rules import stepped
 
 
 @helper()
-def row_losses(logits, inp, weight, target):
-    """Compute the logits of a token, their maximum, the sum of exp(logits - maximum), and the loss."""
-    V, C = weight.shape
-    top = np.float32(-np.inf)
-    for v in range(V):
-        val = np.float32(0)
-        for i in range(C):
-            val += inp[i] * weight[v, i]
-        logits[v] = val
-        top = max(top, val)
-    total = np.float32(0)
-    for v in range(V):
+def losses_of_logits(logits, target):
+    """Compute the maximum of a token's logits, the sum of exp(logits - maximum), and the loss."""
+    top, total = np.float32(-np.inf), np.float32(0)
+    for v in range(logits.shape[0]):
+        top = max(top, logits[v])
+    for v in range(logits.shape[0]):
         total += np.exp(logits[v] - top)
     return top, total, np.log(total) + (top - logits[target])
+
+
+@helper()
+def row_losses(logits, inp, weight, target):
+    """Compute the logits of a token, their maximum, the sum of exp(logits - maximum), and the loss."""
+    for v in range(weight.shape[0]):
+        val = np.float32(0)
+        for i in range(weight.shape[1]):
+            val += inp[i] * weight[v, i]
+        logits[v] = val
+    return losses_of_logits(logits, target)
 
 
 @helper()

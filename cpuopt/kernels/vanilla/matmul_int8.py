@@ -44,6 +44,27 @@ def random_bits(draw, index):
     return (z ^ (z >> U16)) & HALF
 
 
+@helper(fastmath=False)
+def to_nearest(q, x):
+    """Quantize a row, and return its step."""
+    most = ZERO
+    for i in range(x.shape[0]):
+        most = larger(most, np.float32(x[i]))
+    step, factor = units(most)
+    for i in range(x.shape[0]):
+        q[i] = np.int32(np.rint(np.float32(x[i]) * factor)) if factor > ZERO else np.int32(0)
+    return step
+
+
+@helper(fastmath=False)
+def dot(q, weight, scale):
+    """Multiply a quantized row with a row of the weight, and the sum with `scale`."""
+    total = np.int64(0)
+    for i in range(q.shape[0]):
+        total += np.int64(q[i]) * np.int64(weight[i])
+    return np.float32(total) * scale
+
+
 @kernel(ops.matmul_int8_forward, "vanilla", scratch=[("q", BT * C, "int32")], fastmath=False)
 def matmul_int8_forward(out, out_add, inp, weight, scales, bias, q):
     """Quantize a row of `inp` to nearest, then one sum of integers for each element of `out`.
@@ -53,17 +74,10 @@ def matmul_int8_forward(out, out_add, inp, weight, scales, bias, q):
     """
     BT, C = inp.shape
     for bt in prange(BT):
-        most = ZERO
-        for i in range(C):
-            most = larger(most, np.float32(inp[bt, i]))
-        step, factor = units(most)
-        for i in range(C):
-            q[bt * C + i] = np.int32(np.rint(np.float32(inp[bt, i]) * factor)) if factor > ZERO else np.int32(0)
+        row = q[bt * C : bt * C + C]
+        step = to_nearest(row, inp[bt])
         for o in range(weight.shape[0]):
-            total = np.int64(0)
-            for i in range(C):
-                total += np.int64(q[bt * C + i]) * np.int64(weight[o, i])
-            value = np.float32(total) * (step * scales[o]) + (bias[o] if bias.shape[0] > 0 else ZERO)
+            value = dot(row, weight[o], step * scales[o]) + (bias[o] if bias.shape[0] > 0 else ZERO)
             out[bt, o] = out[bt, o] + value if out_add else value
 
 

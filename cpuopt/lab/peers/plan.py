@@ -68,8 +68,8 @@ class Plan:
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
     variant, swap, fuse, kernels : the settings of cpuopt's own side.
     recompute : the blocks that cpuopt's sides compute again in the backward, as for `train`.
-    dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it, and
-        for int8 those of bf16.
+    dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it,
+        and for int8 those of bf16.
     moments, weights : the types in which cpuopt's sides store the optimizer's states and the weights.
     threads : the number of threads of every side.
     rounds : the number of rounds, each with a trial of both sides.

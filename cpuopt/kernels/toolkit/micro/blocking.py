@@ -34,5 +34,7 @@ POINTED = 7  # rows of a product that share a pointer, of which x86 reaches as m
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 PLACES = 8  # the fewest lines that usual first-level caches hold at one place
 READ_IN_PLACE = 8  # rows up to which a forward of int8 reads the weight in place: packing it would take longer
+INT8_DEPTH = 2048  # most words of four int8 of a panel along the sum: of 32 columns, 256 KB of L2
+INT8_ROWS = 1024  # most rows of a longer sum: theirs are kept between panels, of 32 columns 128 KB of L2
 QUANTIZED = 16  # rows that a thread quantizes in one go
 LOOKS = 2000  # spins before yielding the core: about a microsecond
