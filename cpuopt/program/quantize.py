@@ -32,15 +32,11 @@ THIN = 64
 would take as long as the product."""
 Stored = tuple[Value, Value]
 """The int8 of a weight, and their scales."""
-HEADS = {
-    op: optimizer
-    for op, optimizer in (
-        (ops.classifier_forward, None),
-        (ops.classifier_backward, None),
-        *((ops.updated(ops.classifier_backward, optimizer), optimizer) for optimizer in ops.OPTIMIZERS.values()),
-    )
+HEADS: dict[Op, Op | None] = dict.fromkeys((ops.classifier_forward, ops.classifier_backward))
+HEADS |= {
+    ops.updated(ops.classifier_backward, o): ops.updated(ops.head_backward_weight, o) for o in ops.OPTIMIZERS.values()
 }
-"""The ops of a head with its loss, and the optimizer whose step is in one."""
+"""The ops of a head with its loss; and for one with an optimizer's step, that of the weight alone."""
 PRODUCTS = {ops.matmul_forward: ops.matmul_int8_forward, ops.matmul_backward_input: ops.matmul_int8_backward_input}
 """The products that read a frozen weight, and those that multiply its int8."""
 
@@ -174,7 +170,7 @@ def _multiply(
 
 def _head(program: Program, call: Call, stored: Stored, stream: int) -> list[Call]:
     """Make the calls that replace a head with its loss, as `_multiplied` does."""
-    optimizer, given = HEADS[call.op], call.args | {"weight": stored[0], "scales": stored[1]}
+    update, given = HEADS[call.op], call.args | {"weight": stored[0], "scales": stored[1]}
     if call.op is ops.classifier_forward:
         return [_like(ops.classifier_int8_forward, call, given)]
     shape = (*call.args["targets"].shape, stored[0].shape[0])
@@ -183,9 +179,8 @@ def _head(program: Program, call: Call, stored: Stored, stream: int) -> list[Cal
     if given["dinp"] is not None:
         drawn = {"stream": stream, "seed": DRAWS[0], "counter": DRAWS[1]}
         made.append(_like(ops.matmul_int8_backward_input, call, given | drawn))
-    if optimizer:
-        own = {"weight": call.args["weight"], "copy": None}
-        made.append(_like(ops.updated(ops.head_backward_weight, optimizer), call, given | own))
+    if update:
+        made.append(_like(update, call, given | {"weight": call.args["weight"], "copy": None}))
     elif given["dweight"] is not None:
         made.append(_like(ops.head_backward_weight, call, given))
     return made
