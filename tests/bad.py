@@ -412,10 +412,15 @@ rmsnorm_backward: the mean over all groups: /= np.float32(C) => /= np.float32(C 
 rmsnorm_backward: dweight of the first group: dw += dout => dw += (g < 1) * dout
 silu_forward: exp overflows: np.exp(-inp[i] if inp[i] > 0 else inp[i]) => np.exp(inp[i]) ;; if inp[i] > 0 else e => * e
 matmul_int8_forward: the scale of the row before: scales[o] => scales[o - 1]
-matmul_int8_forward: cut, not rounded: np.rint( => np.trunc(
+matmul_int8_forward: without the step of the row: step * scales[o] => scales[o]
 matmul_int8_backward_input: to nearest, not at random: (MIDDLE + u) => (MIDDLE + np.float32(0.5))
 matmul_int8_backward_input: the random numbers of the next row: np.uint64(bt * OC + o) => np.uint64((bt + 1) * OC + o)
 matmul_int8_backward_input: without the scales: np.float32(dout[bt, o]) * scales[o] => np.float32(dout[bt, o])
+quantize_rows: the scale of the row before: scales[o] = scale => scales[o - 1] = scale
+quantize_rows: cut, not rounded: np.rint( => np.trunc(
+classifier_int8_forward: each token is the first of its block: inp[t0 + t] => inp[t0]
+classifier_int8_backward: the target counts as the others: - hit) => - np.float32(0))
+head_backward_weight: the first token is left out: for bt in range(BT) => for bt in range(1, BT)
 dequantize: the scale of the next block: scales[n] => scales[n - 1]
 dequantize: a byte without a sign: np.float32(q[n, i]) => np.float32(q[n, i] & 0x7F)
 dequantize: bits are cut: np.float32( => ((np.float32( ;; * scales[n] => * scales[n]).view('i4') >> 16 << 16).view('f4')

@@ -19,7 +19,6 @@ from typing import Any
 
 from .. import ops
 from ..errors import UserError
-from ..ops.classifier import few_tokens
 from ..ops.declaration import Op
 from ..ops.dequantize import BLOCKS, ROWS, width_of
 from ..ops.matmul_int8 import LONGEST
@@ -69,7 +68,8 @@ def copy_trained(program: Program, inline: bool) -> None:
 
 def _heads(program: Program, trained: bool) -> list[Value]:
     """List the weights of heads that are trained or not, the gradient of whose logits may exist for all tokens."""
-    of = dict.fromkeys(c.args["weight"] for c in program.calls if c.op in HEADS if few_tokens(c.sizes))
+    whole = ops.classifier_backward.updates
+    of = dict.fromkeys(c.args["weight"] for c in program.calls if c.op in HEADS and whole and whole.fits(c.sizes))
     return [v for v in of if v.trained is trained and min(v.shape) >= THIN and max(v.shape) <= LONGEST]
 
 
@@ -158,7 +158,7 @@ def _multiply(
     calls, made = list[Call](), dict[Call, list[Call]]()
     for call in program.calls:
         weight = call.args["weight"] if call.op in HEADS or _product(call.op) in PRODUCTS else None
-        if weight in stored:
+        if weight and weight in stored:
             make = _head if call.op in HEADS else _multiplied
             made[call] = make(program, call, stored[weight], stream)
             stream += sum(c.op is ops.matmul_int8_backward_input for c in made[call])
