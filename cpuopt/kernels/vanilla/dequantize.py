@@ -7,7 +7,7 @@ from ... import ops
 from ..compile.jit import helper, kernel
 
 ZERO, NAN, INFINITY = np.float32(0), np.float32(np.nan), np.float32(np.inf)
-MOST, LIMIT = np.float32(127), np.float32(2.0**127)
+MOST, LIMIT = np.float32(127), np.float32(1.7014118346046923e38)  # 2^127
 
 
 @helper(fastmath=False)
