@@ -9,7 +9,7 @@ nearest. `BLOCKS` has the sizes of blocks and the types of their scales. A weigh
 across the ends of rows if C is no multiple of their size; those of ``w8a8`` are its rows, which products multiply as
 they are (``matmul_int8.py``). Quantizing is symmetric::
 
-    scales[n] = max_i |x[n, i]| / 127, rounded up to the type of scales
+    scales[n] = max_i |x[n, i]| / 127, rounded up to a type of 16 bits, or to the nearest float32
     q[n, i]   = x[n, i] / scales[n], rounded to nearest even, so |x - q * scales[n]| <= scales[n] / 2
 
 `quantize_rows` does this for the rows of a weight that is trained, after each step; a row with NaN, infinity or a
@@ -61,11 +61,12 @@ def quantized(x: Array, kind: str) -> tuple[Array, Array]:
     scales : (blocks,).
     """
     most = np.maximum(x.max(1), -x.min(1))
-    exact = most / NUMBER(MOST)
-    near = exact.astype(TYPES[kind].dtype)
-    low = near * NUMBER(MOST) < most if kind == WIDE else near.astype(NUMBER) < exact
-    bits = f"u{near.itemsize}"
-    scales = np.maximum(near.view(bits) + low, most > 0).astype(bits).view(near.dtype)  # or the next number
+    scales = exact = most / NUMBER(MOST)
+    if kind != WIDE:
+        near = exact.astype(TYPES[kind].dtype)
+        bits = f"u{near.itemsize}"
+        up = np.maximum(near.view(bits) + (near.astype(NUMBER) < exact), most > 0)  # the next number
+        scales = up.astype(bits).view(near.dtype)
     by = scales.astype(NUMBER)[:, None]
     return np.rint(x / np.where(by > 0, by, NUMBER(1))).astype(np.int8), scales
 

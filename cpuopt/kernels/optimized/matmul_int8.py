@@ -37,9 +37,9 @@ from ..toolkit.quads import (
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch
 from ..toolkit.threads import SMALL
-from ..vanilla.dequantize import scale_of
+from ..vanilla.dequantize import LIMIT, MOST
 from ..vanilla.dropout import GAMMA, mix
-from ..vanilla.matmul_int8 import U1, units
+from ..vanilla.matmul_int8 import NAN, U1, units
 
 ZERO, ONE = np.float32(0), np.float32(1)
 STREAMS, CHUNK, AHEAD = 4, 8, 1024
@@ -110,7 +110,8 @@ def row_to_int8(q, scales, weight, o):
     whole, most = C // LANES * LANES, spread(ZERO)
     for k in range(0, C, LANES):
         most = larger_size(most, load(weight, o * C + k) if k < whole else load_some(weight, o * C + k, C - k))
-    scale = scale_of(largest(most))
+    top = largest(most)
+    scale = top / MOST if top < LIMIT else NAN
     scales[o] = scale
     by = scale if scale > ZERO else ONE
     for k in range(0, whole, LANES):

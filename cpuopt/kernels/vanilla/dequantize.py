@@ -4,19 +4,10 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..compile.jit import helper, kernel
+from ..compile.jit import kernel
 
-ZERO, NAN, INFINITY = np.float32(0), np.float32(np.nan), np.float32(np.inf)
+ZERO, NAN = np.float32(0), np.float32(np.nan)
 MOST, LIMIT = np.float32(127), np.float32(1.7014118346046923e38)  # 2^127
-
-
-@helper(fastmath=False)
-def scale_of(most):
-    """Return the scale of a row with this largest magnitude."""
-    if not most < LIMIT:
-        return NAN
-    scale = most / MOST
-    return np.nextafter(scale, INFINITY) if scale * MOST < most else scale
 
 
 @kernel(ops.dequantize, "vanilla")
@@ -44,7 +35,7 @@ def quantize_rows(q, scales, weight):
         for i in range(C):
             x = abs(np.float32(weight[o, i]))
             most = x if x > most or x != x else most
-        scale = scale_of(most)
+        scale = most / MOST if most < LIMIT else NAN
         scales[o] = scale
         for i in range(C):
             q[o, i] = np.int8(np.rint(np.float32(weight[o, i]) / scale)) if scale > ZERO else np.int8(0)
