@@ -9,7 +9,8 @@ nearest. `BLOCKS` has the sizes of blocks and the types of their scales. A weigh
 across the ends of rows if C is no multiple of their size; those of ``w8a8`` are its rows, which products multiply as
 they are (``matmul_int8.py``). Quantizing is symmetric::
 
-    scales[n] = max_i |x[n, i]| / 127, rounded up to a type of 16 bits, or to the nearest float32
+    scales[n] = max_i |x[n, i]| / 127, rounded up to a type of 16 bits, or to the nearest float32;
+                0 for a row of float32 below 2^-100
     q[n, i]   = x[n, i] / scales[n], rounded to nearest even, so |x - q * scales[n]| <= scales[n] / 2
 
 `quantize_rows` does this for the rows of a weight that is trained, after each step; a row with NaN, infinity or a
@@ -33,6 +34,8 @@ from ..errors import UserError
 from .declaration import HALF, OC, C, Op, inp, out, symbols
 from .storage import TYPES, WIDE
 
+Array = np.ndarray[Any, Any]
+NUMBER = TYPES[WIDE].dtype.type
 K, W = symbols("K W")
 ROWS = "w8a8"
 """The base whose blocks are rows: weights of 8 bits, which products multiply with activations of 8 bits."""
@@ -41,10 +44,10 @@ BLOCKS: Mapping[str, tuple[int, str]] = {"int8": (64, "bfloat16"), "q8_0": (32, 
 LIMITS: Mapping[str, float] = {"bfloat16": 2.0**127, "float16": 127 * 65504 + 0.5, WIDE: 2.0**127}
 """Numbers from here on have no scale of a type whose multiples are all finite."""
 MOST = 127
+LEAST = NUMBER(2.0**-100)
+"""The magnitude below which a row of float32 counts as zeros."""
 PART = 1 << 12
 """Blocks that are quantized at a time, in the cache."""
-Array = np.ndarray[Any, Any]
-NUMBER = TYPES[WIDE].dtype.type
 
 
 def quantized(x: Array, kind: str) -> tuple[Array, Array]:
@@ -61,14 +64,15 @@ def quantized(x: Array, kind: str) -> tuple[Array, Array]:
     scales : (blocks,).
     """
     most = np.maximum(x.max(1), -x.min(1))
-    scales = exact = most / NUMBER(MOST)
+    exact = most / NUMBER(MOST)
+    scales = np.where(most < LEAST, NUMBER(0), exact)
     if kind != WIDE:
         near = exact.astype(TYPES[kind].dtype)
         bits = f"u{near.itemsize}"
         up = np.maximum(near.view(bits) + (near.astype(NUMBER) < exact), most > 0)  # the next number
         scales = up.astype(bits).view(near.dtype)
     by = scales.astype(NUMBER)[:, None]
-    return np.rint(x / np.where(by > 0, by, NUMBER(1))).astype(np.int8), scales
+    return np.rint(np.where(by > 0, x, NUMBER(0)) / np.where(by > 0, by, NUMBER(1))).astype(np.int8), scales
 
 
 def reference(q, scales):

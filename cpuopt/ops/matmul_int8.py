@@ -30,14 +30,15 @@ from typing import Any
 import numpy as np
 
 from .declaration import BT, HALF, OC, C, Op, acc, inp, scalar
+from .dequantize import LEAST
 from .rounding import bits_of, draw_of
 from .storage import WIDE, storage
 
 Array = np.ndarray[Any, Any]
 SOURCE = "Dettmers et al. 2022, section 2.2; Wortsman et al. 2023"
 NUMBER = storage(WIDE).dtype.type
-MOST, LEAST = NUMBER(127), NUMBER(2.0**-100)
-"""The largest int8 that is used; and the magnitude below which a row counts as zeros."""
+MOST = NUMBER(127)
+"""The largest int8 that is used."""
 LONGEST = (2**31 - 1) // (127 * 128)
 """The most terms of a sum that int32 holds."""
 

@@ -37,7 +37,7 @@ from ..toolkit.quads import (
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch
 from ..toolkit.threads import SMALL
-from ..vanilla.dequantize import LIMIT, MOST
+from ..vanilla.dequantize import LEAST, LIMIT, MOST
 from ..vanilla.dropout import GAMMA, mix
 from ..vanilla.matmul_int8 import NAN, U1, units
 
@@ -111,13 +111,12 @@ def row_to_int8(q, scales, weight, o):
     for k in range(0, C, LANES):
         most = larger_size(most, load(weight, o * C + k) if k < whole else load_some(weight, o * C + k, C - k))
     top = largest(most)
-    scale = top / MOST if top < LIMIT else NAN
+    scale = (top / MOST if top >= LEAST else ZERO) if top < LIMIT else NAN
     scales[o] = scale
-    by = scale if scale > ZERO else ONE
     for k in range(0, whole, LANES):
-        put_nearest(q, o * C + k, load(weight, o * C + k) / by if scale == scale else spread(ZERO), ONE)
+        put_nearest(q, o * C + k, load(weight, o * C + k) / scale if scale > ZERO else spread(ZERO), ONE)
     for k in range(whole, C):
-        q[o, k] = np.int8(np.rint(np.float32(weight[o, k]) / by)) if scale == scale else np.int8(0)
+        q[o, k] = np.int8(np.rint(np.float32(weight[o, k]) / scale)) if scale > ZERO else np.int8(0)
 
 
 @kernel(ops.quantize_rows, "optimized", fastmath=False)

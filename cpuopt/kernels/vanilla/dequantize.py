@@ -7,6 +7,7 @@ from ... import ops
 from ..compile.jit import kernel
 
 ZERO, NAN = np.float32(0), np.float32(np.nan)
+LEAST = np.float32(7.888609052210118e-31)  # 2^-100
 MOST, LIMIT = np.float32(127), np.float32(1.7014118346046923e38)  # 2^127
 
 
@@ -35,7 +36,7 @@ def quantize_rows(q, scales, weight):
         for i in range(C):
             x = abs(np.float32(weight[o, i]))
             most = x if x > most or x != x else most
-        scale = most / MOST if most < LIMIT else NAN
+        scale = (most / MOST if most >= LEAST else ZERO) if most < LIMIT else NAN
         scales[o] = scale
         for i in range(C):
             q[o, i] = np.int8(np.rint(np.float32(weight[o, i]) / scale)) if scale > ZERO else np.int8(0)
