@@ -5,7 +5,7 @@
     python benchmarks/curves.py --out benchmarks/records/curves.json [--peer-python PATH] [--seeds 5] [--steps 1000]
     python benchmarks/curves.py --show benchmarks/records/curves.json
 
-All train GPT-2 with 4 layers of 128 on the bytes of Python's standard library, 12 rows of 64 tokens a step, with AdamW,
+All train GPT-2 with 4 layers of 128, or another of `MODELS`, on the bytes of Python's standard library, 12 rows of 64 tokens a step, with AdamW,
 a warm-up of 100 steps and a cosine to a tenth of the peak. A seed fixes the initial weights and the order of the text,
 which PyTorch's side reads from files. Validation is on the same 50 batches, in the types of the training. A difference
 between schemes is taken seed by seed, so that what the seeds do is not in its interval.
@@ -14,6 +14,7 @@ between schemes is taken seed by seed, so that what the seeds do is not in its i
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -39,6 +40,7 @@ EVERY, BATCHES = 100, 50
 SCHEMES: dict[str, dict[str, str]] = {
     "float32": {},
     "bf16": {"dtype": "bf16"},
+    "int8": {"dtype": "int8"},
     "bf16, bf16 moments": {"dtype": "bf16", "moments": "bf16"},
     "bf16, bf16 weights and moments": {"dtype": "bf16", "moments": "bf16", "weights": "bf16"},
 }
@@ -46,13 +48,19 @@ KERNELS = (str(Path(__file__).with_name("int8_kernels.py")),)
 INT8: dict[str, dict[str, Any]] = {
     name: {"fuse": "none", "kernels": KERNELS, "swap": (f"matmul@{layers}={variant}",)}
     for name, layers, variant in (
-        ("int8", "h.*", "int8"),
         ("int8, gradients to nearest", "h.*", "int8-nearest"),
         ("int8, a scale for each 64", "h.*", "int8-blocks"),
         ("int8, the head too", "*", "int8"),
     )
 }
-"""The schemes whose products are in int8, by the NumPy kernels of ``int8_kernels.py``, which take minutes a seed."""
+"""Other schemes of products in int8, by the NumPy kernels of ``int8_kernels.py``, which take minutes a seed."""
+LLAMA = {
+    "model": "llama", "vocab_size": 256, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+MODELS = {"gpt2-nano": "gpt2-nano", "llama-10M": json.dumps(LLAMA)}
+"""The models by name: GPT-2 with 4 layers of 128, and a Llama with 6 layers of 384, of 9.5 million parameters."""
 UNJUDGED = {"require_right": lambda *args, **more: [], "judge_first_step": lambda job: []}
 PEERS = {"PyTorch, autocast to bf16": "autocast", "PyTorch, all in bf16": "all in bf16"}
 """The modes of PyTorch, as `race_worker.py` has them."""
@@ -109,10 +117,16 @@ def request_of(job: Job, text: list[dict[str, Array]], folder: str) -> dict[str,
 
 
 def measure(
-    seeds: int, steps: int, schemes: list[str], python: str | None, before: dict[str, Any], threads: int | None
+    model: str,
+    seeds: int,
+    steps: int,
+    schemes: list[str],
+    python: str | None,
+    before: dict[str, Any],
+    threads: int | None,
 ) -> dict[str, Any]:
     """Train each scheme with each seed, but those that a record already has; return the record."""
-    record = begun("curves", every=EVERY, steps=steps, curves={}) | before
+    record = begun("curves", model=model, every=EVERY, steps=steps, curves={}) | before
     curves: dict[str, list[list[float]]] = record["curves"]
     known_ones = {*curves}
 
@@ -121,7 +135,7 @@ def measure(
         print(f"{name}, seed {seed}: {points[-1][2]:.4f}", file=sys.stderr, flush=True)
 
     def job_of(name: str, seed: int) -> Job:
-        scheme = {"model": "gpt2-nano", "B": 12, "T": 64, "steps": steps, **(SCHEMES | INT8)[name]}
+        scheme = {"model": MODELS[model], "B": 12, "T": 64, "steps": steps, **(SCHEMES | INT8)[name]}
         # the judge would refuse products in int8, since they are not those of float32
         with patch.multiple("cpuopt.train.job", **UNJUDGED) if name in INT8 else nullcontext():
             return prepare(settings_of(seed, threads, **scheme))
@@ -173,12 +187,13 @@ def main() -> None:
     """Measure, or show a record."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--peer-python", help="a Python that has torch; without one, PyTorch is left out")
+    p.add_argument("--model", default="gpt2-nano", choices=MODELS)
     p.add_argument("--seeds", type=int, default=5, choices=sorted(T_95))
     p.add_argument("--steps", type=int, default=1000)
     p.add_argument("--threads", type=int)
-    p.add_argument("--scheme", action="append", choices=[*SCHEMES, *INT8], help="default: all but int8")
+    p.add_argument("--scheme", action="append", choices=[*SCHEMES, *INT8], help="default: all but those of NumPy")
     a = recorded(p, table, "kept")
-    record = measure(a.seeds, a.steps, a.scheme or list(SCHEMES), a.peer_python, known(a.out), a.threads)
+    record = measure(a.model, a.seeds, a.steps, a.scheme or list(SCHEMES), a.peer_python, known(a.out), a.threads)
     keep(record, a.out)
     print("\n".join(table(record)))
 
