@@ -5,10 +5,10 @@
     python benchmarks/curves.py --out benchmarks/records/curves.json [--peer-python PATH] [--seeds 5] [--steps 1000]
     python benchmarks/curves.py --show benchmarks/records/curves.json
 
-All train GPT-2 with 4 layers of 128, or another of `MODELS`, on the bytes of Python's standard library, 12 rows of 64 tokens a step, with AdamW,
-a warm-up of 100 steps and a cosine to a tenth of the peak. A seed fixes the initial weights and the order of the text,
-which PyTorch's side reads from files. Validation is on the same 50 batches, in the types of the training. A difference
-between schemes is taken seed by seed, so that what the seeds do is not in its interval.
+All train GPT-2 with 4 layers of 128, or another of `MODELS`, on the bytes of Python's standard library, 12 rows of 64
+tokens a step, with AdamW, a warm-up of 100 steps and a cosine to a tenth of the peak. A seed fixes the initial weights
+and the order of the text, which PyTorch's side reads from files. Validation is on the same 50 batches, in the types of
+the training. A difference between schemes is taken seed by seed, so that what the seeds do is not in its interval.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _program(args: argparse.Namespace) -> int:
     from ..report import console
     from ..train.job import build_only
 
-    args.steps, comm = args.steps or 1, Serial()
+    args.steps, comm = args.steps or 1, Comm()
     comm.size, comm.name = args.ranks or 1, "messages"
     built = build_only(ranks.shared(settings_of(args), comm.size)[0], comm)
     for note in built.notes:
