@@ -44,9 +44,7 @@ def settings(text):
     return lambda name: Path(name).write_text(text)
 
 
-@pytest.mark.parametrize(
-    "make", [settings("a: ["), settings("num_threads: 1"), os.mkfifo, lambda name: os.symlink("/dev/zero", name)]
-)
+@pytest.mark.parametrize("make", [settings("a: ["), os.mkfifo, lambda name: os.symlink("/dev/zero", name)])
 def test_numbas_settings_in_the_working_directory(make):
     make(".numba_config.yaml")
     status, (line,) = run("check", "residual", "--quick")

@@ -56,7 +56,8 @@ def _parser() -> tuple[Parser, Mapping[str, Parser]]:
         action=Completion,
         metavar="SHELL",
         choices=("bash", "zsh"),
-        help="Print the script by which this shell, bash or zsh, completes verbs, flags, ops, presets and paths.",
+        help="Print the script by which this shell, bash or zsh, completes verbs, flags, ops, presets and paths. bash "
+        "reads it from ~/.local/share/bash-completion/completions/cpuopt, zsh from a file _cpuopt in $fpath.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help=argparse.SUPPRESS, prog="cpuopt")
     for title, names in GROUPS.items():

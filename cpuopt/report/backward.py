@@ -62,4 +62,4 @@ def html(found: Iterable[Backward]) -> str:
 
 
 def _span(line: int, role: str | None, *code: str) -> Markup:
-    return tag("span", *code, class_=role, data_line=line or None)
+    return tag("span", *code, class_=role and f"role-{role}", data_line=line or None)
