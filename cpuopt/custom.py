@@ -19,11 +19,14 @@ from .ad import Backward, emit, read
 from .ad.kernel import WrittenTwiceError, flat, mentioned
 from .ad.trees import text
 from .check.cases import NOT_FINITE, SMALL, arguments, case
+from .check.check import check, check_quick
 from .check.dual import IntegerOverflowError, integers, wide
 from .check.fit import ERRORS
 from .check.gradient import GradientResult, check_gradient
 from .errors import WRONG, UserError
 from .kernels import registry
+from .kernels.compile import jit
+from .kernels.generated import product, register
 from .kernels.generated.load import backward as generate
 from .nn.trace import current
 from .ops.declaration import Arg, Dim, Op, as_dim, inp
@@ -98,8 +101,6 @@ class DifferentiableOp:
         source: str,
         inputs: Inputs | None = None,
     ) -> None:
-        from .kernels.compile import jit
-
         if not hasattr(function, "__code__"):
             raise UserError(f"@differentiable: {function!r} is no Python function; write a kernel with def")
         name = function.__name__.removesuffix("_forward")
@@ -149,8 +150,9 @@ class DifferentiableOp:
             jit.kernel(
                 self.forward, registry.BASE, parallel=parallel, shown=function, **jit.PYTHON_INTEGERS
             )(self.compiled)  # fmt: skip
-            for variant in (registry.BASE, "generated"):
-                self._register(variant)
+            vanilla = registry.KERNELS[self.forward.name, registry.BASE]
+            for variant in (registry.BASE, registry.GENERATED):
+                register(self.backward, vanilla, variant, **jit.PYTHON_INTEGERS)
         except BaseException:
             registry.KERNELS.clear()
             registry.KERNELS.update(before)
@@ -219,8 +221,6 @@ class DifferentiableOp:
 
     def _compile(self) -> None:
         """Compile both kernels, or load them: what numba refuses has no use for a gradient."""
-        from .kernels.compile import jit
-
         both = (self.forward.name, self.backward.name)
         jit.compile_kernels([registry.KERNELS[name, registry.BASE] for name in both], processes=1)
 
@@ -232,8 +232,6 @@ class DifferentiableOp:
         UserError
             If one disagrees.
         """
-        from .check.check import check
-
         forward, backward = copy(self.forward), copy(self.backward)
         backward.inverts = forward
         if not self.given:
@@ -333,9 +331,6 @@ class DifferentiableOp:
         UserError
             If it does not: nothing is registered.
         """
-        from .check.check import check_quick
-        from .kernels.compile import jit
-
         self.judge()
         kept = registry.KERNELS.pop((self.backward.name, registry.BASE))
         try:
@@ -354,8 +349,6 @@ class DifferentiableOp:
 
     def check(self) -> list[Any]:
         """Check the generated gradient in float64 against differences, and the compiled kernels against that."""
-        from .check.check import check_quick
-
         self.judge()
         kernels = [k for (name, _), k in registry.KERNELS.items() if name in (self.forward.name, self.backward.name)]
         return [*self._results(), *check_quick(kernels)]
@@ -377,8 +370,8 @@ class DifferentiableOp:
         """Declare the backward with no more arguments than the generated kernel reads."""
         forward = self.forward
         adjoint = forward.args[0]
-        gradients = [replace(a, name=f"d{a.name}", kind="acc", reduces=self._reduction(a)) for a in forward.args
-                     if a.kind == "in"]  # fmt: skip
+        most = as_dim(product(adjoint.shape))  # terms in an element of a gradient: the outputs for each input
+        gradients = [replace(a, name=f"d{a.name}", kind="acc", reduces=most) for a in forward.args if a.kind == "in"]
         given = [inp(f"d{adjoint.name}", *adjoint.shape, types=adjoint.types)]
         others = [a if a.kind in ("index", "scalar") else replace(a, kind="in") for a in forward.args]
 
@@ -400,19 +393,6 @@ class DifferentiableOp:
             except WrittenTwiceError as e:  # then the backward computes it again, if it reads it
                 others = [a for a in others if a.name != e.array]
         return declare([a for a in others if a.name in mentioned(trial.body)])
-
-    def _reduction(self, arg: Arg) -> Dim:
-        """Return the largest number of terms in an element of a gradient: the outputs for each element of the input."""
-        size = as_dim(1)
-        for d in self.forward.args[0].shape:
-            size = size * d
-        return size
-
-    def _register(self, variant: str) -> None:
-        from .kernels.compile.jit import PYTHON_INTEGERS
-        from .kernels.generated import register
-
-        register(self.backward, registry.KERNELS[self.forward.name, registry.BASE], variant, **PYTHON_INTEGERS)
 
     @staticmethod
     def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:

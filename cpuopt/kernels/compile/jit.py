@@ -141,9 +141,9 @@ def kernel(
         params = list(inspect.signature(function).parameters)
         if takes_all(function):
             params = [*op.params, *(s.name for s in parts)]
+        more = {"where": where, "same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
         if not jit:
-            more = {"same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
-            registry.register(Kernel(op, variant, function, parts, where=where, **more), params, of)
+            registry.register(Kernel(op, variant, function, parts, **more), params, of)
             return function
         label = f"{op.name}[{variant}] at {where}"
         compiled = helper(**{**OPTIONS, **integers(here), **options})(function)
@@ -168,7 +168,6 @@ def kernel(
             code = found.entry_point if found else None
             return (lambda *args: code(args)) if code and takes_all(function) else code
 
-        more = {"where": where, "same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
         registry.register(Kernel(op, variant, compiled, parts, make, made, entry, **more), params, of)
         return compiled
 
