@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import whole
-from ..trees import quote, text, words
+from ..rules import negated
+from ..trees import index, quote, text, words
 from .helpers import Helpers
 from .jumps import EACH
 from .rewriter import Rewriter
 from .scope import Scope
-from .text import axis_number, indices, negative
+from .text import axis_number
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Parts(Rewriter):
             case ast.Name(id=name):
                 return self.local(name)
             case ast.Subscript(value=value) if (of := self.row(value)) is not None:
-                return self.part(e, of, indices(e))
+                return self.part(e, of, index(e))
         return None
 
     def local(self, name: str) -> ArrayPart | None:
@@ -78,13 +79,13 @@ class Parts(Rewriter):
                 refuse(e, "a slice with a step is not in the subset", "loop over the indices")
             if i.lower is None and i.upper is None:
                 return whole
-            if i.upper is None or whole is not None or any(negative(x) for x in (i.lower, i.upper) if x):
+            if i.upper is None or whole is not None or any(negated(x) for x in (i.lower, i.upper) if x):
                 refuse(e, "a slice is not in the subset", "loop over the indices")
             return (self.expr(i.lower) if i.lower else quote("0"), self.expr(i.upper))
         i = self.expr(i)
         if whole is None:
             return i
-        if negative(i):
+        if negated(i):
             refuse(e, "an index from the end of a slice", "count from its start")
         return i if text(whole[0]) == "0" else quote("lo + i", lo=whole[0], i=i)
 
@@ -139,8 +140,8 @@ class Parts(Rewriter):
                 why = f"'{found.array}' is read with a slice, or with fewer indices than axes"
                 self.scope.refuse(e, why, "loop over the indices")
             parts.append(a)
-        index = parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
-        return ast.copy_location(ast.Subscript(ast.Name(found.array), index, ast.Load()), e)
+        place = parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
+        return ast.copy_location(ast.Subscript(ast.Name(found.array), place, ast.Load()), e)
 
     # Expressions -----------------------------------------------------------------------------------------------------
 
@@ -148,11 +149,11 @@ class Parts(Rewriter):
         """Rewrite an element."""
         row = self.row(e.value)
         if row is not None:
-            return self.of(e, row, indices(e))
+            return self.of(e, row, index(e))
         if isinstance(e.value, ast.Name) and e.value.id in self.scope.arrays:
             why = f"'{e.value.id}' may stand for another array or row here"
             self.scope.refuse(e, why, "name it in the same block, before it is read")
-        at = [self.expr(i) for i in indices(e)]
+        at = [self.expr(i) for i in index(e)]
         place = at[0] if len(at) == 1 else ast.Tuple(at, ast.Load())
         return ast.copy_location(ast.Subscript(e.value, place, e.ctx), e)
 

@@ -6,8 +6,9 @@ import ast
 import copy
 from typing import Any
 
+from ..trees import index
 from .scope import Scope
-from .text import indices, is_atom, set_name
+from .text import is_atom, set_name
 
 
 class Rewriter:
@@ -117,7 +118,7 @@ class Rewriter:
 
     def element(self, e: ast.Subscript) -> ast.Subscript:
         """Rewrite an element."""
-        at = [self.index(i) for i in indices(e)]
+        at = [self.index(i) for i in index(e)]
         place = at[0] if len(at) == 1 else ast.Tuple(at, ast.Load())
         value = self.element(e.value) if isinstance(e.value, ast.Subscript) else e.value
         return ast.copy_location(ast.Subscript(value, place, e.ctx), e)

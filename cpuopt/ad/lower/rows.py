@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from ..trees import names, quote, text
+from ..trees import index, names, quote, text
 from .arrays import LocalArrays
 from .helpers import Bind
 from .parts import ArrayPart
-from .text import indices, is_atom, set_name, stores, swapped
+from .text import is_atom, set_name, stores, swapped
 
 
 class Rows(LocalArrays):
@@ -75,7 +75,7 @@ class Rows(LocalArrays):
     def is_whole(self, target: ast.Subscript) -> bool:
         """Return whether a target is a row or a slice."""
         part = self.row(target)
-        return any(isinstance(i, ast.Slice) for i in indices(target)) or bool(part and self.free(part))
+        return any(isinstance(i, ast.Slice) for i in index(target)) or bool(part and self.free(part))
 
     def names_row(self, s: ast.stmt, name: str, value: ast.expr) -> bool:
         """Let a name stand for a row or a new array, or copy one array to another; return whether it did."""

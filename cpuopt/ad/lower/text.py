@@ -47,11 +47,6 @@ def mentions(nodes: Iterable[ast.AST]) -> list[str]:
     return [n.id for s in nodes for n in ast.walk(s) if isinstance(n, ast.Name)]
 
 
-def indices(e: ast.Subscript) -> list[ast.expr]:
-    """The indices of an element, slices too."""
-    return list(e.slice.elts) if isinstance(e.slice, ast.Tuple) else [e.slice]
-
-
 def elements_stored(block: Iterable[ast.AST]) -> set[str]:
     """The arrays of which statements assign elements."""
     return {base(n) for s in block for n in ast.walk(s) if isinstance(n, ast.Subscript)
@@ -79,11 +74,6 @@ def axis_number(e: ast.expr) -> int | None:
     if not isinstance(number, ast.Constant) or type(number.value) is not int:
         return None
     return number.value if number is e else -number.value
-
-
-def negative(e: ast.expr) -> bool:
-    """Return whether an expression is written with a minus."""
-    return isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub)
 
 
 def base(t: ast.expr) -> str:
