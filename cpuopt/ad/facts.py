@@ -147,7 +147,7 @@ class Facts:
     def keys(self, loop: For, e: ast.expr, signed: bool = False) -> set[Key]:
         """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it.
 
-        There is none for a variable that may be negative, unless `signed`: x[-1] is an element of another iteration.
+        A variable that may be negative ties no element, unless `signed`: x[-1] belongs to another iteration.
         """
         if not signed and not self.counts_from_zero(loop):
             return set()
