@@ -273,7 +273,7 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     real = ThreadSampler.take
     monkeypatch.setattr(ThreadSampler, "take", lambda self: [real(self), setattr(self, "lost", 7)][0])
     command = ["profile", "--model", "gpt2-tiny", "-B", "8", "-T", "64", "--variant", "vanilla", "--lines"]
-    assert cli.main([*command, "matmul_forward", "--steps", "60", "--html", "page.html", "--threads", "2"]) == 0
+    assert cli.main([*command, "matmul_forward", "--steps", "200", "--html", "page.html", "--threads", "2"]) == 0
     out = capsys.readouterr().out
     assert "function, with what is inlined into it" in out
     assert "not recompiled" in out
