@@ -13,7 +13,7 @@ from test_hostile_records import NASTY
 from verbs import SQUARES, process, ran
 
 from cpuopt import cli, ops
-from cpuopt.data.corpus import write_tokens
+from cpuopt.data.tokens import write_tokens
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.program import arena
