@@ -23,9 +23,8 @@ from ...ops.declaration import Op
 from ...wording import nearest
 from ..program import Call, Program
 from .adapter import add_adapters
-from .classifier import head_with_loss
 from .edit import Draft, Rewrite
-from .pairs import activate_products, gate_activations, normalize_sums
+from .pairs import activate_products, gate_activations, head_with_loss, normalize_sums
 from .recompute import recompute
 from .residual import share_residual
 from .update import update_in_backward

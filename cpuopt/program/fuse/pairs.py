@@ -1,9 +1,9 @@
-"""Fuse the op after a sum or a product, which then reads its operand from the cache."""
+"""Fuse the op after a sum or a product, which then reads its operand from the cache, or in blocks of tokens."""
 
 from __future__ import annotations
 
 from ...ops.declaration import Role
-from .edit import Allowed, Draft, matches
+from .edit import Allowed, Draft, Match, matches
 
 
 def normalize_sums(draft: Draft, allowed: Allowed) -> None:
@@ -27,6 +27,16 @@ def gate_activations(draft: Draft, allowed: Allowed) -> None:
             if call.args[y] in activated and call.args[x] not in activated:
                 call.args |= {x: call.args[y], y: call.args[x]}
     _fuse(draft, allowed, "activation", "gate", at=1)
+
+
+def head_with_loss(draft: Draft, allowed: Allowed) -> None:
+    """Make a head, its loss and their backwards one call; the logits are then no output."""
+    for evaluation in matches(draft, "product", "loss", at=0):
+        backwards = [c for c in draft.calls if c.inverts in evaluation.parts]
+        training = Match.of(*evaluation.parts, *backwards, at=-1)
+        if training and training.holds(draft) and allowed(training.op, training.parts):
+            draft.insert(evaluation.call("evaluate"), before=backwards[0])
+            training.apply(draft)
 
 
 def _fuse(draft: Draft, allowed: Allowed, first: Role, second: Role, at: int) -> None:
