@@ -21,7 +21,7 @@ from ..ops.storage import TYPES
 from ..wording import count, four
 from .lines import OpLines
 from .quartile import lower_quartile
-from .roofline import UNFIT, Roofs, TimedCall, fits
+from .roofline import BF16, FMA, INT8, UNFIT, Roofs, TimedCall, fits
 
 if TYPE_CHECKING:
     from ..building import Bound
@@ -349,7 +349,10 @@ def refuted(rows: Iterable[Figures]) -> set[str]:
 
 def peaks(rows: Iterable[Figures]) -> str:
     """Name the peaks that the FLOPs of a step are held against."""
-    return "bf16 and FMA peaks" if any("bfloat16" in r.types for r in rows) else "FMA peak"
+    rows = [*rows]
+    found = [INT8] * any(r.op in DECLARED and DECLARED[r.op].operands({}) == "int8" for r in rows)
+    found += [BF16] * any("bfloat16" in r.types for r in rows)
+    return f"{', '.join(found)} and {FMA} peaks" if found else f"{FMA} peak"
 
 
 def words(p: Profile) -> str:

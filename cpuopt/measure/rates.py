@@ -255,10 +255,12 @@ def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
 def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
     """Return the roofs of n threads: those that are kept, or measured now and kept.
 
-    Roofs that were measured beside other processes are measured again as soon as the machine is quiet.
+    Roofs that were measured beside other processes are measured again as soon as the machine is quiet, and those of an
+    earlier version that lack a peak now.
     """
     known = stored()
-    if n in known and not (beside_others(known[n]) and n not in MEASURED and not running()):
+    whole = n in known and all(getattr(known[n], figure) for figure in PEAKS.values())
+    if whole and not (beside_others(known[n]) and n not in MEASURED and not running()):
         return known[n]
     MEASURED.add(n)
     return store(Measurement(say=say).run([n]))[n]

@@ -8,16 +8,17 @@ The gradient of the input. The scales go into `dout`, so that the same int8 serv
 
     dinp[bt, c] += step[bt] * sum_o q[bt, o] * weight[o, c],   q, step of g[bt, o] = dout[bt, o] * scales[o]
 
-A row x with the largest magnitude m is quantized in float32, each operation rounded by itself::
+A row x with the largest magnitude m is quantized in float32, each operation rounded by itself. Its int8 have magnitudes
+up to n = 127, or less for a row of more than 131,072 elements, so that int32 holds its sums (`most_of`)::
 
-    step = m / 127,  q[i] = x[i] * (127 / m)                        rounded to nearest even; or
-                     q[i] = floor(x[i] * (127 / m) + u[i])          at random, with the mean right to 2^-17
+    step = m / n,  q[i] = x[i] * (n / m)                        rounded to nearest even; or
+                   q[i] = floor(x[i] * (n / m) + u[i])          at random, with the mean right to 2^-17
 
 Every element of a row with m < 2^-100 counts as zero. A row with NaN or infinity has a step of NaN, and so a result
 of NaN. u[i] is the lower half of the random word of ``rounding.py`` over 2^16, for the element's index in `dout`. Its
 `draw` is made of the run's `seed`, the `counter` of micro-batches and the `stream` of the call, as for dropout.
 
-The sums are integers, and exact for up to 132,104 terms. So neither their order nor the instruction changes a bit.
+The sums are integers, and exact. So neither their order nor the instruction changes a bit.
 
 Source: Dettmers et al. 2022 (LLM.int8(), arXiv 2208.07339), section 2.2, with a scale a row and a scale a column; Gupta
 et al. 2015 for the rounding; Wortsman et al. 2023 (SwitchBack, arXiv 2304.13013) for the gradient of the input.
@@ -37,10 +38,12 @@ from .storage import WIDE, storage
 Array = np.ndarray[Any, Any]
 SOURCE = "Dettmers et al. 2022, section 2.2; Wortsman et al. 2023"
 NUMBER = storage(WIDE).dtype.type
-MOST = NUMBER(127)
-"""The largest int8 that is used."""
-LONGEST = (2**31 - 1) // (127 * 128)
-"""The most terms of a sum that int32 holds."""
+LARGEST = 2**31 - 1
+
+
+def most_of(K: int) -> int:
+    """Return the largest int8 of a row of K elements: its sums with any int8 fit into int32."""
+    return min(127, LARGEST // (128 * K))
 
 
 def quantized(x: Array, bits: Array | None = None) -> tuple[Array, Array]:
@@ -55,11 +58,12 @@ def quantized(x: Array, bits: Array | None = None) -> tuple[Array, Array]:
     q : (R, K) int8.
     step : (R, 1) float32, of one unit of q.
     """
+    n = NUMBER(most_of(x.shape[1]))
     most = np.abs(x).max(axis=1, keepdims=True)
     some = np.isfinite(most) & (most >= LEAST)
-    step = np.where(some, most / MOST, np.where(np.isfinite(most), NUMBER(0), NUMBER(np.nan)))
+    step = np.where(some, most / n, np.where(np.isfinite(most), NUMBER(0), NUMBER(np.nan)))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        q = np.where(some, x * np.where(some, MOST / most, NUMBER(0)), NUMBER(0))
+        q = np.where(some, x * np.where(some, n / most, NUMBER(0)), NUMBER(0))
     if bits is None:
         return np.rint(q).astype(np.int8), step
     drawn = np.floor(q + (NUMBER(128) + bits.reshape(x.shape).astype(NUMBER) / NUMBER(2**16)))

@@ -21,7 +21,6 @@ from .. import ops
 from ..errors import UserError
 from ..ops.declaration import Op
 from ..ops.dequantize import BLOCKS, ROWS, width_of
-from ..ops.matmul_int8 import LONGEST
 from .program import BLOCK, DRAWS, Call, Phase, Program, Value
 
 INT8 = "int8"
@@ -49,7 +48,7 @@ def quantizable(program: Program, weights: Collection[Value], base: str = INT8) 
     outside = {v for c, _, v in read if not BLOCK.match(c.layer)}
     if base == ROWS:
         outside |= {v for c, name, v in read if _product(c.op) not in PRODUCTS or name != "weight"}
-        outside |= {v for v in weights if max(v.shape) > LONGEST or (v.trained and min(v.shape) < THIN)}
+        outside |= {v for v in weights if v.trained and min(v.shape) < THIN}
     return [v for v in weights if v not in outside and prod(v.shape) % width_of(v.shape, base) == 0]
 
 
@@ -70,7 +69,7 @@ def _heads(program: Program, trained: bool) -> list[Value]:
     """List the weights of heads that are trained or not, the gradient of whose logits may exist for all tokens."""
     whole = ops.classifier_backward.updates
     of = dict.fromkeys(c.args["weight"] for c in program.calls if c.op in HEADS and whole and whole.fits(c.sizes))
-    return [v for v in of if v.trained is trained and min(v.shape) >= THIN and max(v.shape) <= LONGEST]
+    return [v for v in of if v.trained is trained and min(v.shape) >= THIN]
 
 
 def _multiply_copies(program: Program, weights: Collection[Value], inline: bool) -> None:

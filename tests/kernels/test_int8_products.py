@@ -20,7 +20,7 @@ from cpuopt.kernels.toolkit.micro.blocking import READ_IN_PLACE as FEW
 from cpuopt.kernels.toolkit.quads import WORD, narrow_product, product, row_offset
 from cpuopt.kernels.toolkit.simd import LANES, MR, NR, at
 from cpuopt.kernels.toolkit.threads import set_threads
-from cpuopt.ops.matmul_int8 import LEAST, LONGEST, quantized
+from cpuopt.ops.matmul_int8 import LARGEST, LEAST, most_of, quantized
 from cpuopt.ops.rounding import bits_of, draw_of
 from cpuopt.ops.storage import TYPES
 
@@ -86,6 +86,10 @@ def test_every_sum_is_that_of_int64(kind):
         assert (summed(x, np.ascontiguousarray(w.T), INPUTS, K) == want).all(), (case, M, N, K)
 
 
+LONGEST = LARGEST // (127 * 128)
+"""The most terms of a sum of any int8 that int32 holds."""
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_longest_sum_is_exact(sign):
     x, w = np.full((2, LONGEST), 127, np.int8), np.full((3, LONGEST), -128 if sign < 0 else 127, np.int8)
@@ -146,6 +150,24 @@ def test_rows_are_quantized_as_defined(case, dtype):
     assert (off <= np.maximum(0.5001 * steps[finite], LEAST)).all()
 
 
+@pytest.mark.parametrize("K", [LONGEST, 151936])
+def test_the_integers_of_a_longer_row_are_so_small_that_its_sums_fit(K):
+    x = np.concatenate([RNG.standard_normal((1, K)), np.full((1, K), 3.0)]).astype(F32)
+    q, steps = rows_of(x)
+    want, want_steps = quantized(x)
+    assert np.array_equal(q, want)
+    assert np.array_equal(steps, want_steps)
+    assert abs(q).max() == most_of(K) == (127 if K == LONGEST else 110)
+    kernel, w, out = (
+        KERNELS["matmul_int8_backward_input", "optimized"],
+        np.full((K, 3), 127, np.int8),
+        np.zeros((2, 3), F32),
+    )
+    scratch = [np.zeros(n, TYPES[kind].dtype) for (n,), kind in kernel.work({"BT": 2, "C": 3, "OC": K}).values()]
+    kernel.function(out, False, x, w, np.ones(K, F32), 0, 0, 0, *scratch)
+    np.testing.assert_allclose(out[1], 3 * 127 * K, rtol=1e-6)
+
+
 def test_random_rounding_has_the_mean_of_the_number():
     x = np.repeat(F32([[127, 0.25, -0.25, 63.5, -126.75]]), 4000, 0)
     q, _ = rows_of(x, np.ones(5, F32), draw_of(1, 2, 3))
@@ -157,7 +179,7 @@ def test_random_rounding_has_the_mean_of_the_number():
 
 # The kernels: the same bits as the naive ones, on any number of threads, with the instruction or without
 
-SHAPES = ((1, 70, 9), (FEW, 129, 50), (1, 1100, 501), (FEW + 1, 64, 33), (70, 300, 69), (33, 515, 7))
+SHAPES = ((1, 70, 9), (FEW, 129, 50), (1, 1100, 501), (FEW + 1, 64, 33), (70, 300, 69), (33, 515, 7), (17, 40, 8200))
 
 
 def results(variant, threads=1):

@@ -77,7 +77,7 @@ def quantizer(at_random):
             most = spread(ZERO)
             for k in range(0, K, LANES):
                 most = larger_size(most, value(x, scales, t * K, k, K - k))
-            step, factor = units(largest(most))
+            step, factor = units(largest(most), K)
             for k in range(0, width, LANES):
                 v = value(x, scales, t * K, k, K - k) if k < K and factor > ZERO else spread(ZERO)
                 if at_random:

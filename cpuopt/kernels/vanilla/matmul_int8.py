@@ -12,7 +12,8 @@ from ..compile.jit import helper, kernel
 from .dropout import GAMMA, mix
 
 ZERO, ONE, NAN = np.float32(0), np.float32(1), np.float32(np.nan)
-MOST, LARGEST = np.float32(127), np.float32(3.4028235e38)
+MOST, LARGEST, LONG = np.float32(127), np.float32(3.4028235e38), 131072
+SUM = 2**31 - 1
 LEAST = np.float32(7.888609052210118e-31)  # 2^-100
 MIDDLE, UNIT = np.float32(128), np.float32(2.0**-16)
 STEPS, M1, M2 = np.uint64(0x9E3779B1), np.uint64(0x7FEB352D), np.uint64(0x846CA68B)
@@ -28,11 +29,12 @@ def larger(most, x):
 
 
 @helper(fastmath=False)
-def units(most):
-    """Return the step of a row with this largest magnitude, and what its elements are multiplied by."""
+def units(most, K):
+    """Return the step of a row of K elements with this largest magnitude, and what these are multiplied by."""
     if not most <= LARGEST:
         return NAN, ZERO
-    return (most / MOST, MOST / most) if most >= LEAST else (ZERO, ZERO)
+    n = np.float32(SUM // (128 * K)) if K > LONG else MOST  # so that int32 holds a sum
+    return (most / n, n / most) if most >= LEAST else (ZERO, ZERO)
 
 
 @helper()
@@ -50,7 +52,7 @@ def to_nearest(q, x):
     most = ZERO
     for i in range(x.shape[0]):
         most = larger(most, np.float32(x[i]))
-    step, factor = units(most)
+    step, factor = units(most, x.shape[0])
     for i in range(x.shape[0]):
         q[i] = np.int32(np.rint(np.float32(x[i]) * factor)) if factor > ZERO else np.int32(0)
     return step
@@ -100,7 +102,7 @@ def matmul_int8_backward_input(dinp, dinp_add, dout, weight, scales, stream, see
         most = ZERO
         for o in range(OC):
             most = larger(most, np.float32(dout[bt, o]) * scales[o])
-        step, factor = units(most)
+        step, factor = units(most, OC)
         for o in range(OC):
             u = np.float32(random_bits(draw, np.uint64(bt * OC + o))) * UNIT
             x = np.float32(dout[bt, o]) * scales[o] * factor + (MIDDLE + u)
