@@ -272,10 +272,10 @@ def test_a_weight_of_rows_is_a_byte_a_number_and_a_scale_a_row():
 # Trained weights in int8
 
 
-def trained(dtype="int8", threads=1, n=4, name="gpt2-tiny", **how):
+def trained(dtype="int8", threads=1, n=4, name="gpt2-tiny", variant="optimized", **how):
     """An engine that trains all weights, its losses, and the bytes of its weights after some steps."""
     config, model = models.load(name)
-    how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS)} | how
+    how = {"choice": Choice(variant), "fuse": tuple(FUSIONS), **how}
     engine = Engine(model, config.specs(B, T), dtype=dtype, threads=threads, **how)
     losses = [engine.step(**batch(i), **ADAMW).loss for i in range(n)]
     return engine, losses, [x.tobytes() for x in engine.parameters().values()]
@@ -347,7 +347,7 @@ def test_what_is_written_to_a_weight_is_multiplied(int8):
 
 @pytest.mark.parametrize(
     "how",
-    [{"name": "llama-tiny"}, {"choice": Choice("vanilla")}, {"optimizer": "lion"}, {"weights": "bfloat16"}],
+    [{"name": "llama-tiny"}, {"variant": "vanilla"}, {"optimizer": "lion"}, {"weights": "bfloat16"}],
     ids=str,
 )
 def test_other_models_kernels_optimizers_and_types_train_in_int8(how):
