@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..ops import DECLARED
+from ..ops import ALL, DECLARED
 from ..ops.storage import TYPES
 from ..wording import count, four
 from .lines import OpLines
@@ -350,7 +350,7 @@ def refuted(rows: Iterable[Figures]) -> set[str]:
 def peaks(rows: Iterable[Figures]) -> str:
     """Name the peaks that the FLOPs of a step are held against."""
     rows = [*rows]
-    found = [INT8] * any(r.op in DECLARED and DECLARED[r.op].operands({}) == "int8" for r in rows)
+    found = [INT8] * any(r.op in DECLARED and ALL[r.op].operands({}) == "int8" for r in rows)
     found += [BF16] * any("bfloat16" in r.types for r in rows)
     return f"{', '.join(found)} and {FMA} peaks" if found else f"{FMA} peak"
 
