@@ -218,14 +218,20 @@ def file() -> Path:
 def stored() -> dict[int, Roofs]:
     """Read the roofs of this machine that were measured before; none if no file has them in this format.
 
-    Roofs that lack the peak of bfloat16, or have it by another instruction, are left out: they are measured again.
+    Roofs that lack a peak, or have that of bfloat16 by another instruction, are left out: they are measured again.
     """
     entry = read_entry(file())
     content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
     if content["format"] != FORMAT:
         return {}
     found = {int(n): from_json(Roofs, r) for n, r in content["roofs"].items()}
-    return monotone({n: r for n, r in found.items() if r.bf16_gflops and r.bf16_by == kernels.BF16_BY})
+    return monotone(
+        {
+            n: r
+            for n, r in found.items()
+            if all(getattr(r, figure) for figure in PEAKS.values()) and r.bf16_by == kernels.BF16_BY
+        }
+    )
 
 
 def monotone(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
@@ -255,12 +261,10 @@ def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
 def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
     """Return the roofs of n threads: those that are kept, or measured now and kept.
 
-    Roofs that were measured beside other processes are measured again as soon as the machine is quiet, and those of an
-    earlier version that lack a peak now.
+    Roofs that were measured beside other processes are measured again as soon as the machine is quiet.
     """
     known = stored()
-    whole = n in known and all(getattr(known[n], figure) for figure in PEAKS.values())
-    if whole and not (beside_others(known[n]) and n not in MEASURED and not running()):
+    if n in known and not (beside_others(known[n]) and n not in MEASURED and not running()):
         return known[n]
     MEASURED.add(n)
     return store(Measurement(say=say).run([n]))[n]
