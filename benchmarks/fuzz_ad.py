@@ -26,7 +26,7 @@ args = parser.parse_args()
 found, start = collections.Counter(), time.perf_counter()
 for k in range(args.count):
     seed = args.first + k
-    code = programs.Writer(programs.Random(seed)).program()
+    code = programs.Writer(seed).program()
     try:
         verdict = programs.examine(code, seed)
     except Exception as e:

@@ -99,7 +99,9 @@ class BuildOptions:
             if (word := getattr(self, name)) not in allowed:
                 raise UserError(f"{name} {word!r}: expected {' or '.join(map(repr, allowed))}")
         if self.weights == NARROW and self.dtype == WIDE:
-            raise UserError(f"weights '{NARROW}': products read them so with dtype='{NARROW}' alone; add that")
+            raise UserError(
+                f"weights '{NARROW}': products read them so with dtype='{NARROW}' or '{INT8}' alone; add one"
+            )
 
     @property
     def several(self) -> bool:

@@ -64,7 +64,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
 """Methods and attributes for users, by class; those of other classes are for the package."""
 HEAD = """# Reference
 
-Every public name, by task; [ten recipes](api.md) show them at work. Arrays are NumPy's, C-contiguous; numbers are
+Every public name, by task; [recipes](api.md) show them at work. Arrays are NumPy's, C-contiguous; numbers are
 float32 and ids int32 unless something else is said. A mistake raises `cpuopt.UserError`.
 """
 

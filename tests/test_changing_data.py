@@ -156,7 +156,7 @@ def test_a_change_that_is_put_back_before_the_next_step_changes_nothing(large):
     assert same_weights(ready, undisturbed)
 
 
-@pytest.mark.parametrize("change", [overwrite, lambda: os.remove("t.bin")], ids=["ids", "removed"])
+@pytest.mark.parametrize("change", [cut, overwrite, lambda: os.remove("t.bin")], ids=["cut", "ids", "removed"])
 def test_a_small_file_is_used_as_it_was_and_the_change_is_said(change):
     write_tokens(Path("t.bin"), IDS)
     _, undisturbed, _ = run(data="t.bin", steps=4)

@@ -143,5 +143,7 @@ def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys,
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(UserError, match="weights 'bfloat16': products read them so with dtype='bfloat16' alone"):
+    with pytest.raises(
+        UserError, match="weights 'bfloat16': products read them so with dtype='bfloat16' or 'int8' alone"
+    ):
         engine_of(dtype="float32", weights="bfloat16")

@@ -80,8 +80,8 @@ train --dry-run --resume | | --dry-run: plans a new run
 train JOB -T 8 --sample-every 1 --prompt BIG | | do not fit in the context of 64
 train JOB --config a.toml | a.toml: warmup_steps = 2 | --warmup-steps 2: expected less than the 2 steps
 train JOB --config <nowhere.toml .> | | --config
-train JOB --dtype bf61 | | --dtype 'bf61': expected one of float32, bf16; did you mean 'bf16'?
-train JOB --weights bf16 | | --weights bf16: products read them so with --dtype bf16 alone
+train JOB --dtype bf61 | | --dtype 'bf61': expected one of float32, bf16, int8; did you mean 'bf16'?
+train JOB --weights bf16 | | --weights bf16: products read them so with --dtype bf16 or int8 alone
 train JOB --model llama-tiny --base int8 | | --base int8: all weights are trained; add --lora r=8, or --freeze
 train JOB --model llama-tiny --base bf16 --lora r=2 | | --base bf16: products read it with --dtype bf16 alone
 train JOB --model llama-tiny --base int4 --lora r=2 | | --base 'int4': expected one of bf16, int8

@@ -97,3 +97,19 @@ def test_without_the_option_nothing_of_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     folder = trained()
     assert not list(folder.glob(tensorboard.FILES))
+
+
+def test_what_the_disk_does_not_take_is_written_later(tmp_path):
+    metrics = {"step": 1, "loss": 1.5, "lr": 0.1, "grad_norm": 1.0, "step_ms": 1.0, "tokens_per_s": 2.0}
+    run = Run(tmp_path, "x", {})
+    run.begin_events([], {})
+    (file,) = run.path.glob(tensorboard.FILES)
+    away = file.rename(tmp_path / "away")
+    file.mkdir()
+    run.step_done(metrics)
+    assert "cannot write" in run.trouble
+    file.rmdir()
+    away.rename(file)
+    run.step_done({**metrics, "step": 2})
+    assert run.trouble == ""
+    assert [step for step, _ in curves(run.path)["loss/train"]] == [1, 2]

@@ -110,6 +110,14 @@ def test_ops_and_shapes_are_those_of_the_rewritten_step():
     assert not t.flush  # the step fits into the caches
 
 
+def test_ops_may_be_named():
+    child = Child()
+    run(child, patterns=["attention", "sumsq"])
+    assert {op for op, _ in child.measured()} == {"attention_forward", "attention_backward", "sumsq"}
+    with pytest.raises(UserError, match="--ops 'atention': no op of this step matches; did you mean 'attention_"):
+        tune.survey(SETTINGS, ["atention"])
+
+
 def test_shapes_that_a_rule_cannot_tell_apart_go_together():
     t = tune.survey(replace(SETTINGS, fuse="none"))
     (row,) = (r for r in t.rows if r.op == "adamw" and "h.0.mlp.c_fc" in r.layers)

@@ -46,7 +46,11 @@ def flags(p: Parser) -> None:
         "Use a preset or sizes with random weights, without --init, to measure speed; with --init, FILE.py:NAME "
         "of a run's own model.",
     )
-    p.option("--dtype", "Storage type of the products' weights and of the cache: float32 or bf16.", "float32")
+    p.option(
+        "--dtype",
+        "Storage type of the products' weights and of the cache: float32, bf16, or int8, which multiplies as int8.",
+        "float32",
+    )
     p.shared("--base", "--adapter")
     p.option("--prompt", "Begin with this text. Default: the token that starts a text.", "")
     p.option("--max-tokens", "Generate at most this many tokens. Default: 100; 512 for each chat reply.", type=int)

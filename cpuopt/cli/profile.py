@@ -75,6 +75,8 @@ def _program(args: argparse.Namespace) -> int:
     from ..report import console
     from ..train.job import build_only
 
+    if args.ranks is not None and args.ranks < 1:
+        raise UserError(f"--ranks {args.ranks}: expected 1 or more")
     args.steps, comm = args.steps or 1, Comm()
     comm.size, comm.name = args.ranks or 1, "messages"
     built = build_only(ranks.shared(settings_of(args), comm.size)[0], comm)

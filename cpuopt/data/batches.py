@@ -16,6 +16,12 @@ SORTED = 1 << 20
 """Windows up to which an epoch is shuffled by sorting, in 25 MB; larger ones are shuffled without a table."""
 
 
+def require_seed(seed: int | None) -> None:
+    """Refuse a negative seed."""
+    if seed is not None and seed < 0:
+        raise UserError(f"seed {seed} is negative; expected 0 or more")
+
+
 class Batches:
     """Batches of B windows of T tokens. The windows depend on (seed, epoch, index) alone, so any batch can be repeated.
 
@@ -34,7 +40,7 @@ class Batches:
     Raises
     ------
     UserError
-        If there are too few tokens for one batch.
+        If there are too few tokens for one batch, or the seed is negative.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class Batches:
     ) -> None:
         if not np.can_cast(tokens.dtype, np.int32):
             raise TypeError(f"tokens have type {tokens.dtype}; expected one that int32 can hold")
+        require_seed(seed)
         require_one_batch(name, tokens.size, B, T)
         self.tokens, self.B, self.T, self.seed, self.vocab_size, self.name = tokens, B, T, seed, vocab_size, name
         self._shuffled: tuple[int, NDArray[np.int64]] | None = None

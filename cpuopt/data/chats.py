@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..wording import count
-from .batches import require_known_ids, sorted_order
+from .batches import require_known_ids, require_seed, sorted_order
 from .forms import FORMATS, TurnEncoder
 from .shapes import Message, Said, example_of, rows_of
 from .stored import File
@@ -249,6 +249,7 @@ class ChatBatches:
     def __init__(
         self, rows: Sequence[Sequence[ChatExample]], B: int, T: int, seed: int | None, pack: bool, name: str
     ) -> None:
+        require_seed(seed)
         self.rows, self.B, self.T, self.seed, self.pack, self.name = rows, B, T, seed, pack, name
         self._order = -1, np.arange(len(rows))
 

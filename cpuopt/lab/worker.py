@@ -16,6 +16,7 @@ from ..isolate.child import Child
 from ..isolate.serve import Say, serve
 from ..kernels.compile import cache, jit
 from ..kernels.registry import Kernel, find
+from ..kernels.toolkit.threads import planned_for
 from ..machine import commits_of, cores
 from ..measure import rates
 from . import ab as comparing
@@ -65,11 +66,12 @@ def compared(
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
     typed = [k.typed(shapes[0].types) for k in pair]
     checks = require(typed, n)
-    if request["in_step"]:
-        found = comparing.in_step(settings, op, request["variants"], layer=request["layer"], **more)
-    else:
-        more |= {"stop_above": request.get("stop_above", inf), "other": request.get("other", False), "make": make}
-        found = comparing.alone(pair, shapes, flush=request["flush"], **more)
+    with planned_for(n):  # since checks may take more threads, and kernels cut their work for all that there are
+        if request["in_step"]:
+            found = comparing.in_step(settings, op, request["variants"], layer=request["layer"], **more)
+        else:
+            more |= {"stop_above": request.get("stop_above", inf), "other": request.get("other", False), "make": make}
+            found = comparing.alone(pair, shapes, flush=request["flush"], **more)
     say("checking again")
     checks += found["checks"] + require(typed, n)
     for k in typed:  # in another process, a check may have left it with fewer types
@@ -103,7 +105,8 @@ def sweep(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         say("checking")
         require_quick(new, n)
         _quick.update((k.name, n, str(shape.types)) for k in new)
-    found = sweeping.measure(typed, shape, seed=request["seed"], rounds=request["rounds"])
+    with planned_for(n):
+        found = sweeping.measure(typed, shape, seed=request["seed"], rounds=request["rounds"])
     for kernel, one in zip(typed, found, strict=True):
         one["hash"] = cache.digest(kernel.function)
     return dict(to_json({"found": found}))

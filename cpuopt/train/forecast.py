@@ -288,12 +288,12 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
         sets += [("weights", "dtype"), ("weights", "dtype", "moments")]
     seen = [set[str]()]
     for words in sets:
-        changed = {word: narrow for word in words if getattr(s, word) != narrow}
+        changed = {word: narrow for word in words if getattr(s, word) == WIDE}
         if changed.keys() not in seen:
             seen.append({*changed})
             yield " ".join(f"--{word} {narrow}" for word in changed), replace(s, **dict[str, Any](changed))
     if s.lora is None:
-        for dtype in dict.fromkeys((narrow, s.dtype)):
+        for dtype in dict.fromkeys((narrow if s.dtype == WIDE else s.dtype, s.dtype)):
             more = f" --dtype {dtype}" if dtype != s.dtype else ""
             yield f"--lora r=8{more}", replace(s, lora="r=8", dtype=dtype)
     if s.base not in BLOCKS and quantizable(program, [p for p in weights_of_products(program) if not p.trained]):

@@ -372,7 +372,7 @@ class Settings:
         if self.order is not None and self.dtype == "float32":
             raise UserError(f"--order {self.order}: it is about products in bf16; add --dtype bf16, or leave it out")
         if self.weights == "bf16" and self.dtype == "float32":
-            raise UserError("--weights bf16: products read them so with --dtype bf16 alone; add that")
+            raise UserError("--weights bf16: products read them so with --dtype bf16 or int8 alone; add one")
         require_format(self.chat_format)
         of_examples = [n for n in ("chat_format", "system", "pack", "truncate", "skip_invalid") if getattr(self, n)]
         if of_examples and not is_examples(self.data):

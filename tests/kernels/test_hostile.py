@@ -236,7 +236,7 @@ EXITS = "os._exit(0)", "its process ended with status 0 during 'load'"
 @pytest.mark.parametrize(
     ("verb", "line", "why"),
     [
-        *((verb, *EXITS) for verb in ("train", "ab")),
+        *((verb, *EXITS) for verb in ("train", "profile", "check", "ab")),
         ("train", "raise SystemExit(0)", "line 2 raised SystemExit: 0"),
         ("train", "os.closerange(0, 100)", "its process (ended with status|closed its stdout).*'load'"),
     ],
@@ -245,17 +245,25 @@ def test_a_file_that_ends_its_process_is_named(tmp_path, monkeypatch, capsys, ve
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     (tmp_path / "ends.py").write_text(f"import os\n{line}\n")
-    more = {"ab": ["gelu_forward", "vanilla", "optimized"]}
+    more = {"check": ["gelu"], "ab": ["gelu_forward", "vanilla", "optimized"]}
     assert cli.main([verb, *more.get(verb, ["--model", "gpt2-tiny"]), "--kernels", "ends.py"]) == 1
     (said,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("cpuopt: ")]
     assert re.search(rf"--kernels \S*ends\.py: {why}", said), said
     assert not (tmp_path / "runs").exists()
 
 
-def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(tmp_path, monkeypatch, capsys):
+AT_4096 = {
+    "half": ("out[2048:] = 0", r"out\[\d+\] = 0, expected "),
+    "exits": ("os._exit(0)", "its process ended with status 0 during 'check'"),
+}
+
+
+@pytest.mark.parametrize("name", AT_4096)
+def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(tmp_path, monkeypatch, capsys, name):
+    body, why = AT_4096[name]
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(HEAD + text("gelu_forward", "...\nif len(out) == 4096: out[2048:] = 0"))
-    why = r"out\[\d+\] = 0, expected "
+    body = f"...\nif len(out) == 4096: {body}"
+    (tmp_path / "mine.py").write_text(HEAD + text("gelu_forward", body))
     run = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--variant", "vanilla"]
     assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 1
     (said,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("cpuopt: ")]

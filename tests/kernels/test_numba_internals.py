@@ -14,7 +14,7 @@ import pytest
 from numba import types
 
 from cpuopt.files import CacheWarning
-from cpuopt.kernels.compile import cache, entries, numba_internals
+from cpuopt.kernels.compile import cache, entries, jit, numba_internals
 from cpuopt.kernels.compile.numba_internals import INTERNALS, bounds, minor, unsupported
 
 ROOT = Path(__file__).parent.parent.parent
@@ -138,3 +138,21 @@ def install(folder, what):
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1"]
     done = subprocess.run([*command, "--target", str(folder), what], capture_output=True, text=True)
     return done.stderr if done.returncode else ""
+
+
+def test_no_process_compiles_for_another_if_nothing_is_kept(recheck, monkeypatch):
+    class Missing:
+        name = "missing"
+        compiled = 0
+
+        def is_compiled(self):
+            return self.compiled > 0
+
+        def compile(self):
+            self.compiled += 1
+
+    monkeypatch.setattr(numba, "__version__", "0.99.0")
+    monkeypatch.setattr(jit, "_compile_elsewhere", lambda *args: pytest.fail("nobody could load what it compiles"))
+    kernels = [Missing(), Missing()]
+    assert jit.compile_kernels(kernels, processes=2, progress=lambda *of: None) == 2
+    assert [k.compiled for k in kernels] == [1, 1]
