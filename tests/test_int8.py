@@ -347,7 +347,11 @@ def test_what_is_written_to_a_weight_is_multiplied(int8):
 
 @pytest.mark.parametrize(
     "how",
-    [{"name": "llama-tiny"}, {"variant": "vanilla"}, {"optimizer": "lion"}, {"weights": "bfloat16"}],
+    [
+        {"name": "llama-tiny"},
+        {"weights": "bfloat16"},
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ({"variant": "vanilla"}, {"optimizer": "lion"})),
+    ],
     ids=str,
 )
 def test_other_models_kernels_optimizers_and_types_train_in_int8(how):

@@ -72,7 +72,7 @@ def check_commands(text, op):
         assert op in {"sumsq_blocks", "accumulate", "copy", "classifier_backward", "dequantize",
                           "matmul_adapter_forward", "matmul_int8_forward", "matmul_int8_backward_input",
                           "quantize_rows", "classifier_int8_forward", "classifier_int8_backward",
-                          "head_backward_weight"}  # fmt: skip
+                          "head_backward_weight", "head_update"}  # fmt: skip
         return
     ((verb, *flags),) = use
     asked = dict(zip(flags[::2], flags[1::2], strict=True))

@@ -83,7 +83,7 @@ def reference_rows(weight):
     x = weight.astype(NUMBER)
     some = (np.abs(x) < LIMITS[WIDE]).all(1)
     q, scales = quantized(np.where(some[:, None], x, NUMBER(0)), WIDE)
-    return {"q": q.astype(weight.dtype), "scales": np.where(some, scales, NUMBER(np.nan))}
+    return {"q": q.astype(weight.dtype), "scales": np.where(some, scales, np.nan).astype(weight.dtype)}
 
 
 dequantize = Op(
