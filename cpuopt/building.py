@@ -68,7 +68,7 @@ class BuildOptions:
         to multiply them as integers; by default as `dtype` says, and the last with that of "int8".
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     weights : "bfloat16" to store in it alone those trained weights that products read, as frozen ones are. A step
-        rounds them at random. It needs a `dtype` of bfloat16.
+        rounds them at random. It needs a `dtype` of bfloat16 or int8.
     threads : the number for all kernels; numba's own by default.
     processes : how many processes compile what the cache lacks; one a core by default.
     kernel_files : the files of kernels that these processes import.

@@ -168,9 +168,10 @@ class Engine(core.Engine):
     more : ``processes``, how many compile what the cache lacks, one a core by default; ``progress``, called with
         (compiled, to compile, kernel), by default a line on stderr, live on a terminal; ``reduce``, ``zero`` and
         ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`; ``dtype="bfloat16"`` to store
-        in it what products, attention and activations read, and ``moments`` and ``weights`` to store those in it too;
-        ``base="int8"`` for frozen weights of blocks, or ``base="w8a8"`` to multiply them as int8; ``recompute="all"``,
-        or a number of blocks, to compute them again in the backward instead of keeping what is inside them.
+        in it what products, attention and activations read, ``dtype="int8"`` for products in int8 as well, and
+        ``moments`` and ``weights`` to store those in bfloat16 too; ``base="int8"`` for frozen weights of blocks, or
+        ``base="w8a8"`` to multiply them as int8; ``recompute="all"``, or a number of blocks, to compute them again in
+        the backward instead of keeping what is inside them.
 
     Raises
     ------
