@@ -31,8 +31,9 @@ from flags import begun, keep, known, recorded
 
 from cpuopt.isolate.process import Side, Worker
 from cpuopt.lab.peers.plan import OPTIMIZER
-from cpuopt.train.job import Job, Settings, named, prepare
+from cpuopt.train.job import Job, Settings, prepare
 from cpuopt.train.schedule import rate
+from cpuopt.train.steps import named
 
 Array = np.ndarray[Any, Any]
 EVERY, BATCHES = 100, 50

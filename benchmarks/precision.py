@@ -61,7 +61,7 @@ def measured(model: str, size: str, rounds: int, threads: int | None, names: Seq
 
     def engine(**types: str) -> Engine:
         how = {"choice": Choice("optimized"), "fuse": usual("optimized", False), "threads": threads, **types}
-        made = Engine(config.module(), config.specs(B, T), **how)
+        made = Engine.from_options(config.module(), config.specs(B, T), **how)
         require_right(made.kernels, [(b.kernel, Case.of(b.call)) for b in made.calls], threads=made.threads)
         return made
 

@@ -15,8 +15,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Engine": "library.engine",
-    "build": "library.engine",
+    "Engine": "engine",
+    "build": "engine",
     "compare": "library.results",
     "sweep": "library.sweep",
     "ProfileReport": "library.results",
@@ -33,8 +33,12 @@ _HOMES = {
 _MODULES = {m: m for m in ("nn", "functional", "ops", "models", "data")} | {"registry": "kernels.registry"}
 
 __all__ = [*_HOMES, *_MODULES]
-_HOMES_OF_HOOKS = {"load_ipython_extension": "library.magics"}
-"""What ``%load_ext cpuopt`` asks for."""
+_HOMES_OF_HOOKS = {
+    "load_ipython_extension": "library.magics",
+    "profile": "library.instruments",
+    "ab": "library.instruments",
+}
+"""What ``%load_ext cpuopt`` asks for, and what `Engine.profile` and `Engine.ab` call."""
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from threading import Event
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from .ops.storage import TYPES, WIDE
 from .program import arena
 from .program.distribute import distribute
 from .program.fuse import BEFORE, fuse
+from .program.fuse import chosen as rewrites
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
@@ -92,8 +94,46 @@ class BuildOptions:
     processes: int | None = None
     kernel_files: Sequence[str] = ()
 
+    @classmethod
+    def from_words(
+        cls,
+        variant: str | registry.Choice = registry.DEFAULT,
+        swap: Sequence[str] = (),
+        fuse: str | Iterable[str] = "auto",
+        *,
+        plan: Sequence[str] = (),
+        two_pass: str = "",
+        **more: Any,
+    ) -> BuildOptions:
+        """Return the options that the words of a command or of a script mean, with the defaults of both.
+
+        Parameters
+        ----------
+        variant : the variant of every op that has it, or a `Choice` with its rules.
+        swap, plan : the rules of the choice.
+        fuse : ``"auto"``, ``"all"``, ``"none"``, or names of rewrites.
+        two_pass : what needs all gradients before the first update, such as a flag; several micro-batches do as well.
+        more : the other options.
+
+        Raises
+        ------
+        UserError
+            For a word that does not exist, and for words that exclude each other.
+        """
+        if isinstance(variant, registry.Choice):
+            if swap:
+                raise UserError("swap: give the rules to the Choice, or a variant's name with swap")
+            choice = variant
+        else:
+            choice = registry.Choice(variant, swap, plan)
+        options = cls(choice, **more)
+        needed = two_pass or f"micro_batches={options.micro_batches}" * options.several
+        return replace(options, fuse=rewrites(fuse, choice.variant, needed))
+
     def __post_init__(self) -> None:
-        """Refuse types that are none, or that do not go together."""
+        """Refuse what is no number of micro-batches, and types that do not exist or exclude each other."""
+        if not isinstance(self.micro_batches, Integral) or self.micro_batches < 1:
+            raise UserError(f"micro_batches {self.micro_batches!r}: expected 1 or more")
         for name in ("dtype", "moments", "weights"):
             allowed = [WIDE, NARROW, INT8] if name == "dtype" else [WIDE, NARROW]
             if (word := getattr(self, name)) not in allowed:

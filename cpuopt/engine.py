@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
+from inspect import signature
 from math import fsum, inf, prod, sqrt
 from numbers import Integral
+from pathlib import Path
 from threading import Event, Lock
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from . import kernels, nn, ops
+from . import building, kernels, nn, ops
 from .building import (
     Array,
     Bound,
@@ -22,26 +25,35 @@ from .building import (
     Built,
     Loaded,
     Progress,
-    build,
     load,
     run_calls,
     scratch_bytes,
     two_pass,
 )
 from .errors import UserError
+from .files import write_whole
+from .generate.decoder import Sampler, generate
+from .generate.uncached import ModuleConfig, Uncached
 from .kernels import registry
+from .kernels.registry import Choice
 from .kernels.toolkit import threads
 from .nn.initial import initialize
 from .ops.declaration import Spec
+from .ops.dequantize import numbers as dequantized
 from .ops.rounding import draw_of
+from .ops.storage import WIDE
 from .program import arena
+from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import numbers
+from .program.precision import NARROW
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
 from .program.tree import MOST_MICRO_BATCHES
 from .signals import deferred
+from .weights.tensors import TensorFile, file_parts, stored_as
 from .wording import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
+NEEDED = "gradients=True"
 
 
 @dataclass(frozen=True)
@@ -91,36 +103,165 @@ def exclusive(method: F) -> F:
     return cast(F, call)
 
 
-class Engine:
-    """A model ready to train: one arena, bound kernels.
+def require_known(maker: Callable[..., Any], names: Iterable[str], *also: str) -> None:
+    """Refuse a keyword that is neither a callable's, nor an option, nor another name."""
+    own = [n for n, p in signature(maker).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    every = {*own, *also, *(f.name for f in fields(BuildOptions))} - {"choice"}
+    for name in names:
+        if name not in every:
+            raise UserError(f"{maker.__name__}({name}=...): no such keyword; {nearest(name, sorted(every))}")
 
-    Only one thread at a time may use it. A Ctrl-C in the update of a step takes effect when the update is complete.
+
+def require_model(model: object, inputs: object) -> None:
+    """Refuse what is no module, and inputs that are not shape and dtype by name."""
+    if isinstance(model, type):
+        raise UserError(f"Engine: the model is the class {model.__name__}; expected a module: {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"Engine: the model is a {type(model).__name__}; expected an nn.Module")
+    if not isinstance(inputs, Mapping):
+        raise UserError(f"inputs {inputs!r}: expected them by name, as in {{'x': ((512, 2), 'float32')}}")
+    for name, spec in inputs.items():
+        if not (isinstance(spec, tuple | list) and len(spec) == 2 and isinstance(spec[0], tuple | list)):
+            raise UserError(f"input {name!r} is {spec}; expected shape and dtype, as in ((512, 2), 'float32')")
+        if not all(isinstance(n, int | np.integer) and n > 0 for n in spec[0]):
+            raise UserError(f"input {name!r} has shape {spec[0]}; expected whole numbers of 1 or more")
+
+
+def build(
+    model: nn.Module,
+    inputs: Mapping[str, Spec],
+    *,
+    variant: str | Choice = registry.DEFAULT,
+    swap: Sequence[str] = (),
+    fuse: str | Sequence[str] = "auto",
+    gradients: bool = False,
+    **more: Any,
+) -> Built:
+    """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
+
+    Nothing is compiled or allocated. ``model``, ``inputs``, ``variant``, ``swap``, ``fuse``, ``gradients``, ``more``
+    and the errors are those of `Engine`.
+
+    Returns
+    -------
+    ``program``, ``kernels`` (one for each call) and ``notes``; ``plan()`` plans the memory.
+
+    Examples
+    --------
+    >>> from cpuopt import build, models
+    >>> config, model = models.load("llama-tiny")
+    >>> built = build(model, config.specs(2, 8), swap=["silu=vanilla"])
+    >>> sorted({kernel.variant for kernel in built.kernels})
+    ['optimized', 'vanilla']
+    """
+    require_known(build, more)
+    options = BuildOptions.from_words(variant, swap, fuse, two_pass=NEEDED * gradients, **more)
+    return building.build(model, inputs, options)
+
+
+class Engine:
+    """A model ready to train, with the kernels and rewrites that the command line uses: one arena, bound kernels.
+
+    One thread at a time may use it; a call of another is refused. A Ctrl-C while a step updates the weights takes
+    effect when the update is complete.
 
     Parameters
     ----------
     model : its ``forward`` takes the inputs by name and returns the loss, alone or first in a tuple.
-    inputs : shape and dtype of each input.
-    options : how the model becomes calls.
+    inputs : shape and dtype of each input, by name: ``{"x": ((512, 2), "float32")}``.
+    variant : the variant of every op that has it, as ``cpuopt kernels`` lists them, or a `Choice` with its rules.
+    swap : rules ``OP[@LAYER]=VARIANT``, of which the last that matches wins.
+    fuse : rewrites, as of ``--fuse``: ``"auto"``, ``"all"``, ``"none"``, or names. ``"auto"`` is all with
+        ``optimized``, and none with other variants.
+    gradients : whether all gradients are kept until the update, for ``clip``, ``accept`` and `gradients`. Without it,
+        many weights are updated while their gradient is made, which is faster.
+    threads : the number for all kernels; numba's own by default.
     seed : the random seed of the initial weights and of dropout. A parameter's weights depend on the seed and its name
         alone. None leaves zeros, to be filled through `parameters`.
-    progress : called with (compiled, to compile, kernel); by default a line on stderr.
-    hint : function that returns advice when the memory does not suffice.
-    ready : called with the program and the threads when the kernels are compiled and the weights drawn, before other
-        memory is touched.
-    reserved : the bytes that the process will need besides the arena.
-    changes : fields of the options, in place of theirs.
+    train : whether to generate backward and update.
+    optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
+        matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
+    freeze : patterns of parameters that steps leave as they are, as in ``["wte.*"]``; they have no gradient and no
+        states. ``nn.Parameter(..., trained=False)`` says the same in the model.
+    micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
+    more : ``processes``, how many compile what the cache lacks, one a core by default; ``progress``, called with
+        (compiled, to compile, kernel), by default a line on stderr, live on a terminal; ``reduce``, ``zero`` and
+        ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`; ``dtype="bfloat16"`` to store
+        in it what products, attention and activations read, ``dtype="int8"`` for products in int8 as well, and
+        ``moments`` and ``weights`` to store those in bfloat16 too; ``base="int8"`` for frozen weights of blocks, or
+        ``base="w8a8"`` to multiply them as int8; ``recompute="all"``, or a number of blocks, to compute them again in
+        the backward instead of keeping what is inside them.
 
     Raises
     ------
     UserError
         For a model that cannot be traced, a rule that matches nothing, or too little memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cpuopt import Engine, functional as F, nn
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         self.fc, self.out, self.loss = nn.Linear(2, 8), nn.Linear(8, 2), nn.CrossEntropyLoss()
+    ...     def forward(self, x, y):
+    ...         return self.loss(self.out(F.gelu(self.fc(x))), y)
+    >>> engine = Engine(Net(), {"x": ((4, 2), "float32"), "y": ((4,), "int32")}, threads=1)
+    >>> y = np.array([0, 1, 0, 1])
+    >>> x = np.stack([y, 1 - y], axis=1)
+    >>> first, *_, last = [engine.step(x=x, y=y, lr=0.05).loss for _ in range(20)]
+    >>> bool(last < 0.5 * first)
+    True
     """
 
     def __init__(
         self,
         model: nn.Module,
         inputs: Mapping[str, Spec],
-        options: BuildOptions | None = None,
+        *,
+        variant: str | Choice = registry.DEFAULT,
+        swap: Sequence[str] = (),
+        fuse: str | Sequence[str] = "auto",
+        gradients: bool = False,
+        threads: int | None = None,
+        seed: int | None = 0,
+        train: bool = True,
+        micro_batches: int = 1,
+        optimizer: OptimizerChoice = ops.USUAL,
+        freeze: Sequence[str] = (),
+        **more: Any,
+    ) -> None:
+        require_known(Engine, more, "progress")
+        require_model(model, inputs)
+        progress = more.pop("progress", None)
+        more |= {"threads": threads, "train": train, "micro_batches": micro_batches}
+        more |= {"optimizer": optimizer, "freeze": freeze, "two_pass": NEEDED * gradients}
+        options = BuildOptions.from_words(variant, swap, fuse, **more)
+        self._begin(model, inputs, options, seed=seed, progress=progress)
+
+    @classmethod
+    def from_options(
+        cls, model: nn.Module, inputs: Mapping[str, Spec], options: BuildOptions | None = None, **given: Any
+    ) -> Engine:
+        """Make an engine of explicit choices, without the defaults of `Engine`, as checks and runs need it.
+
+        Parameters
+        ----------
+        options : how the model becomes calls; by default with vanilla kernels and without rewrites.
+        given : ``seed`` and ``progress``, as of `Engine`; ``hint``, a function that returns advice when the memory does
+            not suffice; ``ready``, called with the program and the threads when the kernels are compiled and the
+            weights drawn, before other memory is touched; ``reserved``, the bytes that the process will need besides
+            the arena; and fields of the options, in place of theirs.
+        """
+        engine = cls.__new__(cls)
+        engine._begin(model, inputs, options or BuildOptions(), **given)
+        return engine
+
+    def _begin(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Spec],
+        options: BuildOptions,
         *,
         seed: int | None = 0,
         progress: Progress | None = None,
@@ -129,13 +270,16 @@ class Engine:
         reserved: int = 0,
         **changes: Any,
     ) -> None:
+        """Build the program, load it into memory, and draw its weights."""
         if not (seed is None or (isinstance(seed, Integral) and seed >= 0)):
             raise UserError(f"seed {seed!r}: expected a whole number of 0 or more, or None for weights of zeros")
-        how = replace(options or BuildOptions(), **changes)
-        arena.check_fits(sum(prod(p.shape) * how.least_bytes(p) for p in model.parameters()), hint)  # before the work
-        built = build(model, inputs, how)
-        self.model, self.options, self.program, self.notes = model, built.options, built.program, built.notes
-        self.comm, self.micro_batches = self.options.comm, self.options.micro_batches
+        options = replace(options, **changes)
+        least = sum(prod(p.shape) * options.least_bytes(p) for p in model.parameters())
+        arena.check_fits(least, hint)  # before the work
+        built = building.build(model, inputs, options)
+        self.model, self.options, self.program, self.notes = model, options, built.program, built.notes
+        self.comm, self.micro_batches, self.inputs = options.comm, options.micro_batches, dict(inputs)
+        self.progress, self._reader = progress, cast(Uncached | None, None)
         self._stale, self._exposed = True, list[weakref.ref[Array]]()
         self._behind = False  # whether other ranks alone have the float32 of the weights that they updated
         self._busy = Lock()
@@ -226,7 +370,7 @@ class Engine:
 
     def _collect(self) -> None:
         if self._behind:
-            with self._whole("collect"):
+            with self.completing("collect"):
                 self._run("collect")
 
     def states(self) -> dict[str, dict[str, Array]]:
@@ -239,7 +383,18 @@ class Engine:
         return found
 
     def gradients(self) -> dict[str, Array]:
-        """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``."""
+        """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``.
+
+        Raises
+        ------
+        UserError
+            If the engine was built without ``gradients=True``, and some are not kept.
+        """
+        if not self.two_pass:
+            raise UserError(
+                "gradients: some weights are updated while their gradient is made, which is not kept; build the engine "
+                "with gradients=True"
+            )
         found = {p: self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint}
         return {p.name: self.array(adjoint).reshape(p.shape) for p, adjoint in found.items()}
 
@@ -286,7 +441,7 @@ class Engine:
         """Run the calls of some phases, on this engine's threads."""
         with ExitStack() as updating:
             if {*phases} & {"update", *([] if self.two_pass else ["backward"])}:
-                updating.enter_context(self._whole("run"))
+                updating.enter_context(self.completing("run"))
             self._run(*phases)
         if "update" in phases:
             self._collect()
@@ -333,7 +488,7 @@ class Engine:
         return int(np.count_nonzero(checked[targets] != ignored))
 
     @contextmanager
-    def _whole(self, what: str) -> Iterator[None]:
+    def completing(self, what: str) -> Iterator[None]:
         """Run a block that changes weights or states to its end: signals wait. After an error, later calls are refused.
 
         Parameters
@@ -402,7 +557,7 @@ class Engine:
                 return done
             if accept:
                 threads.set_threads(self.threads)  # which it may have changed, as by running another engine
-            updating.enter_context(self._whole("step"))
+            updating.enter_context(self.completing("step"))
             self.step_number += 1
             for optimizer in self.optimizers:
                 scale = min(1.0, clip / (sqrt(square) + 1e-6)) if clip else 1.0
@@ -473,7 +628,7 @@ class Engine:
                 self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
                 self._run("forward")
                 if not self.two_pass:
-                    updating.enter_context(self._whole("step"))
+                    updating.enter_context(self.completing("step"))
                 self.runner(backward)
                 losses.append(self.loss if share else 0.0)
         finally:
@@ -516,6 +671,162 @@ class Engine:
         """The optimizers of its parameters in a step, each once."""
         optimizers = self.program.optimizers
         return list(dict.fromkeys(optimizers[p] for p in self.program.parameters if p in optimizers))
+
+    @exclusive
+    def save_weights(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write all parameters to a safetensors file, whole or not at all.
+
+        Parameters
+        ----------
+        overwrite : whether a file that is there may be replaced.
+
+        Raises
+        ------
+        UserError
+            If it cannot be written, or is there already, or a parameter is neither float32 nor bfloat16.
+        """
+        arrays = self.parameters()
+        if other := [name for name, x in arrays.items() if x.dtype.name not in (WIDE, NARROW)]:
+            raise UserError(f"save_weights: {other[0]!r} is {arrays[other[0]].dtype}; expected {WIDE} or {NARROW}")
+        if Path(path).suffix != ".safetensors":
+            raise UserError(f"save_weights {str(path)!r}: expected a name that ends in .safetensors")
+        if not overwrite and os.path.lexists(path):
+            raise UserError(f"save_weights {str(path)!r}: it is there already; overwrite=True replaces it")
+        shapes = {name: x.shape for name, x in arrays.items()}
+        write_whole(Path(path), file_parts(shapes, arrays.__getitem__, stored_as(arrays)))
+
+    @exclusive
+    def load_weights(self, path: str | Path) -> None:
+        """Fill all parameters from a safetensors file with the same names and shapes.
+
+        Raises
+        ------
+        UserError
+            If the file cannot be read, or holds other names or shapes; nothing is filled then.
+        """
+        file, arrays = TensorFile(Path(path)), self.parameters()
+        if odd := arrays.keys() ^ file.tensors.keys():
+            name = min(odd)
+            raise UserError(
+                f"load_weights {str(path)!r}: {name!r} is {'missing' if name in arrays else 'no parameter'}"
+            )
+        for name, x in arrays.items():
+            if (there := file.tensors[name].shape) != x.shape:
+                raise UserError(f"load_weights {str(path)!r}: {name!r} has the shape {there}; expected {x.shape}")
+        read = {name: file.read(name) for name in arrays}
+        with self.completing("load_weights"):
+            for name, x in arrays.items():
+                x[...] = read[name]
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 100,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stops: Container[int] = (),
+    ) -> Iterator[int]:
+        """Yield the ids that follow a prompt, one after the other, from this engine's weights as they are now.
+
+        The model must compute logits of the next token from one input of ids: it returns ``(loss, logits)``, or a loss
+        by ``nn.CrossEntropyLoss``. There is no cache: for each token the whole row is computed, which is as long as the
+        engine's rows. The text ends if the row is full.
+
+        Parameters
+        ----------
+        prompt : ids, at least one.
+        max_tokens : the most ids that are generated.
+        temperature, top_k, top_p, seed : as the flags of ``cpuopt generate``.
+        stops : ids that end the text.
+
+        Raises
+        ------
+        UserError
+            For a model that computes no such logits or is not causal, and for a prompt that is too long or holds an id
+            that the model does not take.
+        """
+        sampler = Sampler(temperature, top_k, top_p, seed)
+        if self._reader is None:
+            how: dict[str, Any] = {"threads": self.threads, "dtype": self.options.dtype}
+            choice = self.options.choice
+            how |= {"variant": choice.variant, "swaps": [*map(str, choice.swaps)]}
+            self._reader = Uncached(ModuleConfig(self.model, self.inputs), **how)
+        for name, x in self.parameters().items():
+            self._reader.parameters()[name][...] = dequantized(x)
+        self._reader.restart()
+        return generate(self._reader, prompt, sampler, max_tokens, stops)
+
+    def profile(
+        self,
+        *,
+        steps: int | None = None,
+        warmup: int = 1,
+        roofs: bool = True,
+        lines: bool | str = False,
+        **given: Any,
+    ) -> Any:
+        """Measure the time of each op and layer of a training step, after checking every kernel.
+
+        The steps train; parameters and optimizer are then as they were before.
+
+        Parameters
+        ----------
+        steps, warmup : the steps that are measured, and those before them, which are not. By default as many as take a
+            second, 5 to 20.
+        roofs : whether to show how far each op is from what the machine allows; the machine is measured once for that.
+        lines : whether to sample the lines of source, of all ops or of an op or a family by name; steps then take 5 s.
+        given : what `step` takes: inputs, by default those of the last step, and numbers such as ``lr``.
+
+        Raises
+        ------
+        UserError
+            For a kernel that is wrong, or an engine without a backward.
+        """
+        import cpuopt  # which opens `library.instruments`, of a layer above
+
+        return cpuopt.profile(self, given, steps=steps, warmup=warmup, roofs=roofs, lines=lines)
+
+    def ab(
+        self,
+        op: str,
+        a: str,
+        b: str,
+        *,
+        layer: str = "*",
+        in_step: bool = False,
+        flush: bool = False,
+        rounds: int = 96,
+        seed: int = 0,
+        **given: Any,
+    ) -> Any:
+        """Compare two kernels of an op, alone on the shapes of this model or in its training steps.
+
+        Both are checked before, during and after. They run in this process, so a kernel that crashes ends it;
+        ``cpuopt ab`` uses a process of its own. This engine stays as it is.
+
+        Parameters
+        ----------
+        op, a, b : the op, as ``cpuopt kernels`` lists it, the baseline variant, and the one that the verdict is about.
+        layer : a glob of the layers to compare on.
+        in_step : whether to compare in training steps, of an engine of its own with these weights.
+        flush : whether other data fill the caches before each call; not with `in_step`.
+        rounds : the largest number of rounds, 6 at least.
+        seed : the random seed of the arrays and of the order.
+        given : with `in_step`, what `step` takes: inputs, by default those of the last step, and numbers such as
+            ``lr``.
+
+        Raises
+        ------
+        UserError
+            For an op or variant that does not exist, an op that the model does not call, or a kernel that is wrong.
+        """
+        how = {"layer": layer, "in_step": in_step, "flush": flush, "rounds": rounds, "seed": seed}
+        import cpuopt
+
+        return cpuopt.ab(self, op, a, b, given, **how)
 
     def _draw(self, counter: int) -> None:
         """Set what the random numbers of the next calls depend on; 0 turns dropout off."""

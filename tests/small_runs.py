@@ -11,6 +11,7 @@ from pathlib import Path
 from listening import Listener
 
 from cpuopt.train import checkpoint, job
+from cpuopt.train.resume import resumed
 from cpuopt.train.trainer import train
 
 SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
@@ -20,7 +21,7 @@ FLAGS = ["--model", SIZES, "--data", "text.txt", "-B", "2", "-T", "8", "--varian
 def prepare(resume=None, **more):
     """Prepare a run of three steps, or one that goes on."""
     base = {"model": SIZES, "data": "text.txt", "B": 2, "T": 8, "steps": 3, "val_every": 0, "variant": "vanilla"}
-    settings = job.Settings(**{**base, **more}) if resume is None else job.resumed(resume, more)
+    settings = job.Settings(**{**base, **more}) if resume is None else resumed(resume, more)
     return job.prepare(settings, resume=resume)
 
 

@@ -177,7 +177,7 @@ def test_the_advice_is_the_first_half_that_fits(B, T):
 
 
 def test_what_persists_persists_and_what_is_pooled_may_be_lost_between_steps():
-    engines = [Engine(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8), threads=1) for _ in range(2)]
+    engines = [Engine.from_options(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8), threads=1) for _ in range(2)]
     tokens = np.arange(16).reshape(2, 8)
     persistent = ("parameter", "moment", "input")
     for _ in range(3):

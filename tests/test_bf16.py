@@ -196,7 +196,7 @@ def engine_of(name="gpt2-tiny", B=4, T=16, dtype="bfloat16", variant="optimized"
     config = models.parse(name)
     choice = how.pop("choice", Choice(variant))
     how = {"threads": 2, "seed": 0, "progress": lambda *a: None, "fuse": usual(variant, two_pass)} | how
-    return Engine(config.module(), config.specs(B, T), choice=choice, dtype=dtype, **how)
+    return Engine.from_options(config.module(), config.specs(B, T), choice=choice, dtype=dtype, **how)
 
 
 def batches(n, B=4, T=16, V=256):
@@ -333,7 +333,7 @@ class Bigrams(nn.Module):
 def test_a_copy_of_an_evaluation_is_not_that_of_a_step():
     found = []
     for dtype in ("float32", "bfloat16"):
-        engine = Engine(Bigrams(), models.specs(4, 16), threads=1, fuse=("classifier",), dtype=dtype)
+        engine = Engine.from_options(Bigrams(), models.specs(4, 16), threads=1, fuse=("classifier",), dtype=dtype)
         (batch,) = batches(1)
         found.append([*(engine.step(**batch, lr=1e-2).loss for _ in range(3)), engine.forward(**batch)])
     np.testing.assert_allclose(*found, rtol=3e-3)

@@ -23,7 +23,8 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.models import parse
-from cpuopt.train.job import Settings, data_of, prepare, with_data
+from cpuopt.train.job import Model, Settings, open_data, prepare
+from cpuopt.train.settings import DATA, EXAMPLES
 
 TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "No")]
 NAMES = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -232,7 +233,7 @@ def test_a_file_whose_rows_cannot_be_told_apart_is_named(files, words):
     for name, content in files.items():
         Path(name).write_text(content)
     with pytest.raises(UserError) as e:
-        data_of(Settings(data="c.*"), 256, None)
+        open_data(Model("", parse("gpt2-tiny")), **Settings(data="c.*").some(*DATA, *EXAMPLES))
     assert str(e.value).startswith(words)
 
 
@@ -476,7 +477,7 @@ def test_packed_padded_and_one_by_one_give_the_same_gradients(model):
         if dropped:
             named[0]["starts"][...] = 0
         how = {"choice": Choice("vanilla"), "micro_batches": micro_batches, "threads": 1, "seed": 1}
-        engine = Engine(config.module(), inputs, progress=lambda *a: None, **how)
+        engine = Engine.from_options(config.module(), inputs, progress=lambda *a: None, **how)
         loss = engine.step(lr=0.0, more=named[1:], **named[0]).loss
         return loss, {name: g.copy() for name, g in engine.gradients().items()}
 
@@ -527,7 +528,7 @@ def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
 
 def test_inputs_that_a_model_brings_have_no_epochs():
     with pytest.raises(UserError, match=r"^--epochs 1: the model brings its inputs, which have no end; take --steps"):
-        with_data(Settings(epochs=1), SimpleNamespace(inputs=lambda B, T: "given"), None)
+        open_data(Model("", SimpleNamespace(inputs=lambda B, T: "given")), **Settings(epochs=1).some(*DATA))
 
 
 def test_a_run_of_epochs_goes_on_to_more(capsys):

@@ -27,6 +27,7 @@ from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import PRESETS
 from cpuopt.train import checkpoint, job, provenance
 from cpuopt.train.record import Run
+from cpuopt.train.resume import resumed
 from cpuopt.weights import open_weights
 
 FAULTS = Path(__file__).parent / "faults"
@@ -99,7 +100,7 @@ def test_other_settings_or_text_are_refused_with_what_differs():
     small(die_after=7)
     found = checkpoint.newest(only())
     with pytest.raises(UserError, match=r"the run has B 2, not 4, lr 0.01, not 0.5; leave that out"):
-        job.resumed(found, {"B": 4, "lr": 0.5, "steps": 50, "T": 8})
+        resumed(found, {"B": 4, "lr": 0.5, "steps": 50, "T": 8})
     Path("text.txt").write_text(Path("text.txt").read_text().replace("a", "b"))
     with pytest.raises(UserError, match="holds other text"):
         small(resume=found)
@@ -173,7 +174,7 @@ def test_a_run_of_an_earlier_version_goes_on_unless_it_has_local_steps(two):
     state = json.loads((path / checkpoint.STATE).read_text())
     state["settings"] |= {"local_steps": 0, "outer_lr": 0.7, "outer_momentum": 0.9}
     sealed(path, state)
-    assert job.resumed(checkpoint.newest(two), {"steps": 12}).steps == 12
+    assert resumed(checkpoint.newest(two), {"steps": 12}).steps == 12
     for file in (f"{name}-{n}-of-2.safetensors" for name in ("adam_m", "adam_v", "outer_velocity") for n in (1, 2)):
         shutil.copy(path / "params.safetensors", path / file)  # as two ranks wrote them
     for name in ("adam_m", "adam_v"):
@@ -183,7 +184,7 @@ def test_a_run_of_an_earlier_version_goes_on_unless_it_has_local_steps(two):
     found = checkpoint.newest(two)
     assert found.path == path
     with pytest.raises(UserError, match=r"the run has local steps, with which this version cannot go on; .*--init '"):
-        job.resumed(found, {})
+        resumed(found, {})
     assert checkpoint.open_weights(two).config == found.config
 
 
@@ -270,7 +271,7 @@ def test_a_state_with_other_types_is_taken_or_refused(name):
     refused = 0
     for state in [*changed, {k: v for k, v in STATE.items() if k != name}]:
         try:
-            assert np.isfinite(job.resumed(checkpoint.verify(saved(state)), {}).lr)
+            assert np.isfinite(resumed(checkpoint.verify(saved(state)), {}).lr)
         except UserError:
             refused += 1
     assert refused > len(changed) * 0.4 or name in ("tokenizer", "settings", "model", "corpus", "updates")
@@ -597,7 +598,7 @@ def test_a_kernel_is_judged_by_its_text_or_its_file(then, now, why, said):
 )
 def test_a_guard_that_changes_the_rewrites_is_said_in_place_of_the_kernels(then, now, said):
     run(steps=1, save_every=1, variant="optimized", **then)
-    settings = job.resumed(found(), {"steps": 2, **now})
+    settings = resumed(found(), {"steps": 2, **now})
     said += f", which the run {'did not have' if then else 'had'}"
     with pytest.raises(UserError, match=rf": {said}: resuming would change the run; .*--accept-changes"):
         job.prepare(settings, resume=found())
@@ -639,8 +640,8 @@ def test_a_run_of_many_rows_goes_on_and_an_older_checkpoint_had_another_order(mo
     want = whole.engine.parameters()
     assert all(np.array_equal(p, want[n]) for n, p in ready.engine.parameters().items())
     older = found(corpus=load_corpus("text.txt", vocab_size=256, T=8, B=2).ends)
-    monkeypatch.setattr(job, "SORTED", 10)
+    monkeypatch.setattr("cpuopt.train.resume.SORTED", 10)
     with pytest.raises(UserError, match="the order of the text, for 44 rows"):
         prepare(older, steps=31)
-    settings = job.resumed(older, {"steps": 31})
+    settings = resumed(older, {"steps": 31})
     assert "order of the text" in job.prepare(settings, resume=older, accept_changes=True).changes[0]

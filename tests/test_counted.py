@@ -13,7 +13,8 @@ from cpuopt.models import parse
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train.evaluate import perplexity
 from cpuopt.train.guard import NOTHING_FOUND, Guard, find_first
-from cpuopt.train.job import UNCOUNTED, Job, Settings, prepare
+from cpuopt.train.job import Job, Settings, prepare
+from cpuopt.train.steps import UNCOUNTED
 
 CONFIG = parse('{"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 301, "block_size": 128}')
 B, T = 2, 128
@@ -35,7 +36,7 @@ def joined(*batches):
 
 def engine_of(rows=B, **how):
     how = {"choice": Choice("optimized"), "fuse": TWO_PASS, "threads": 1, "progress": lambda *a: None} | how
-    return Engine(CONFIG.module(), CONFIG.specs(rows, T), **how)
+    return Engine.from_options(CONFIG.module(), CONFIG.specs(rows, T), **how)
 
 
 def stepped(batches, **how):
@@ -110,7 +111,7 @@ def test_a_loss_that_is_no_mean_over_targets_counts_each_micro_batch_alike():
         def forward(self, tokens, targets):
             return F.cross_entropy(self.wte(tokens), targets) * 2
 
-    engine = Engine(Net(), CONFIG.specs(B, T), micro_batches=2, threads=1)
+    engine = Engine.from_options(Net(), CONFIG.specs(B, T), micro_batches=2, threads=1)
     assert engine.program.counted is None
     one, two = batch(5, 0), batch(72, 128)
     mean = (engine.forward(**one) + engine.forward(**two)) / 2
@@ -173,7 +174,9 @@ def test_a_token_that_is_ignored_takes_part_in_no_product_of_the_head(variant, f
     given["tokens"][given["targets"] < 0] = poison
     found = []
     for value in (1.0, np.nan):
-        engine = Engine(Lookup(), CONFIG.specs(2, T), choice=Choice(variant), fuse=fuse, dtype=dtype, threads=1, seed=1)
+        engine = Engine.from_options(
+            Lookup(), CONFIG.specs(2, T), choice=Choice(variant), fuse=fuse, dtype=dtype, threads=1, seed=1
+        )
         engine.parameters()["wte.weight"][poison] = value
         loss = engine.forward(**given)
         assert engine.step(lr=0.1, **given).loss == pytest.approx(loss, rel=1e-6)

@@ -26,7 +26,7 @@ def batch(seed=0, vocab=TINY.vocab_size):
 
 
 def gpt2(variant="vanilla", swaps=(), threads=1, config=TINY, **kw):
-    return Engine(GPT2(config), specs(B, T), choice=Choice(variant, swaps), threads=threads, **kw)
+    return Engine.from_options(GPT2(config), specs(B, T), choice=Choice(variant, swaps), threads=threads, **kw)
 
 
 def refused(function, *args, **kwargs):
@@ -53,7 +53,7 @@ def test_the_same_bits_on_any_number_of_threads(variant, fuse, clip):
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (3, 3, 49))
     runs = set()
     for threads in 1, 2, 3, 4:
-        engine = Engine(GPT2(config), specs(3, 48), choice=Choice(variant), fuse=fuse, threads=threads)
+        engine = Engine.from_options(GPT2(config), specs(3, 48), choice=Choice(variant), fuse=fuse, threads=threads)
         assert engine.threads == threads
         steps = [engine.step(tokens=b[:, :-1], targets=b[:, 1:], lr=1e-2, clip=clip) for b in ids]
         assert len({s.loss for s in steps}) == 3
@@ -148,7 +148,7 @@ def test_a_model_with_an_unused_layer_can_be_clipped():
         def forward(self, x, y):
             return F.cross_entropy(self.used(x), y)
 
-    engine = Engine(Spare(), {"x": ((5, 4), "float32"), "y": ((5,), "int32")}, threads=1)
+    engine = Engine.from_options(Spare(), {"x": ((5, 4), "float32"), "y": ((5,), "int32")}, threads=1)
     engine.step(x=np.ones((5, 4)), y=np.zeros(5, int), clip=1.0)
 
 
@@ -218,7 +218,7 @@ class Copy(nn.Module):
 
 
 def of_type(x, **more):
-    return Engine(One(), {"x": ((2, 4), x), "y": ((2,), "int32")} | more, threads=1)
+    return Engine.from_options(One(), {"x": ((2, 4), x), "y": ((2,), "int32")} | more, threads=1)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,9 @@ def of_type(x, **more):
             "not a value of this engine's program",
         ),
         (  # an id must suit every use of its input
-            lambda: Engine(Copy(), {"tokens": ((B, T), "int32")}, threads=1).load(tokens=np.full((B, T), -100)),
+            lambda: Engine.from_options(Copy(), {"tokens": ((B, T), "int32")}, threads=1).load(
+                tokens=np.full((B, T), -100)
+            ),
             "holds -100",
         ),
     ],

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(GPT2(CONFIG), CONFIG.specs(4, 12), seed=2, train=False)
+    return Engine.from_options(GPT2(CONFIG), CONFIG.specs(4, 12), seed=2, train=False)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):

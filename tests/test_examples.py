@@ -169,5 +169,5 @@ def test_the_site_is_built(tmp_path):
     } <= names
     text = (tmp_path / "site" / "reference.html").read_text()
     assert all(f"{name}\n" in text or f"{name}<" in text for name in ("cpuopt.Engine", "cpuopt.functional.gelu"))
-    assert "Train on one batch" in text  # of a method that Engine inherits
+    assert "Train on one batch" in text  # of a method
     assert "the variant of every op that has it" in text  # of the docstring

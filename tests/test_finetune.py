@@ -27,7 +27,7 @@ SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "m
 def make_base(questions):
     """Write a directory of a model with random weights: config.json, model.safetensors, tokenizer.json."""
     config = parse(json.dumps(SIZES))
-    engine = Engine(config.module(), config.specs(1, 8), threads=1, seed=0, train=False)
+    engine = Engine.from_options(config.module(), config.specs(1, 8), threads=1, seed=0, train=False)
     save_weights(Path("base"), config, engine.parameters().__getitem__)
     byte_pairs(texts=[questions], size=512).save("base/tokenizer.json")
 

@@ -17,7 +17,7 @@ from cpuopt.models import parse as parse_model
 from cpuopt.models import specs
 from cpuopt.ops.classifier import BLOCK
 from cpuopt.program.fuse import FUSIONS, parse
-from cpuopt.train.job import Settings, build_only, fusions
+from cpuopt.train.job import Settings, build_only
 
 TINY, LLAMA, GEMMA = map(parse_model, ("gpt2-tiny", "llama-tiny", "gemma2-tiny"))
 B, T = 2, 16
@@ -42,7 +42,7 @@ def layers(program, *ops):
 
 def train(model, inputs, batch, fuse=(), swaps=(), steps=4, clip=None):
     """Train from scratch; give the loss and the norm of each step, and then the parameters."""
-    engine = Engine(model, inputs, fuse=fuse, choice=Choice("vanilla", swaps), threads=1)
+    engine = Engine.from_options(model, inputs, fuse=fuse, choice=Choice("vanilla", swaps), threads=1)
     done = [engine.step(**batch(i), **ADAMW, clip=clip) for i in range(steps)]
     return np.array([(d.loss, d.grad_norm) for d in done]), {n: p.copy() for n, p in engine.parameters().items()}
 
@@ -134,7 +134,7 @@ def count(program, *ops):
 
 def test_an_evaluation_gives_the_loss_that_a_step_gives():
     for fuse in SETS:
-        engine = Engine(TINY.module(), specs(B, T), fuse=fuse, threads=1)
+        engine = Engine.from_options(TINY.module(), specs(B, T), fuse=fuse, threads=1)
         before = {n: p.copy() for n, p in engine.parameters().items()}
         loss = engine.forward(**ids(0))
         assert all(np.array_equal(p, before[n]) for n, p in engine.parameters().items())
@@ -342,11 +342,11 @@ def test_names():
     assert parse("update") == ("update",)
     with pytest.raises(UserError, match=r"^fuse 'updat': no such rewrite; did you mean 'update'\?$"):
         built_of(("residual", "updat"))
-    assert fusions(Settings(variant="vanilla")) == ()
-    assert fusions(Settings(variant="optimized")) == tuple(FUSIONS)
-    assert fusions(Settings(variant="optimized", clip=1.0)) == tuple(n for n in FUSIONS if n != "update")
-    assert fusions(Settings(variant="optimized", fuse="none")) == ()
-    assert fusions(Settings(variant="vanilla", fuse="update")) == ("update",)
+    assert Settings(variant="vanilla").rewrites == ()
+    assert Settings(variant="optimized").rewrites == tuple(FUSIONS)
+    assert Settings(variant="optimized", clip=1.0).rewrites == tuple(n for n in FUSIONS if n != "update")
+    assert Settings(variant="optimized", fuse="none").rewrites == ()
+    assert Settings(variant="vanilla", fuse="update").rewrites == ("update",)
 
 
 def test_clipping_needs_the_norm_before_any_update():

@@ -56,7 +56,7 @@ IDS = ids_of(CONFIG)
 
 def forward_of(config):
     """The parameters, and the logits of all positions by one uncached forward."""
-    engine = Engine(config.module(), config.specs(1, config.block_size), seed=3, train=False)
+    engine = Engine.from_options(config.module(), config.specs(1, config.block_size), seed=3, train=False)
     for p in engine.parameters().values():
         p *= 8 if p.ndim == 2 else 1  # so that attention is not even
     tokens = ids_of(config)[None].astype(np.int32)
@@ -335,7 +335,7 @@ def test_what_top_p_leaves_out_unsorted_changes_nothing():
 
 def forward(config, weights, T, dtype):
     """The logits of all positions by one uncached forward."""
-    engine = Engine(config.module(), config.specs(1, T), seed=None, train=False, dtype=dtype)
+    engine = Engine.from_options(config.module(), config.specs(1, T), seed=None, train=False, dtype=dtype)
     for name, p in engine.parameters().items():
         p[...] = weights[name]
     tokens = IDS[None, :T].astype(np.int32)

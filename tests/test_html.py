@@ -112,7 +112,7 @@ CHOICE = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(GPT2(PRESETS["gpt2-tiny"]), specs(B, T), choice=CHOICE, threads=1)
+    return Engine.from_options(GPT2(PRESETS["gpt2-tiny"]), specs(B, T), choice=CHOICE, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def batch(i):
 
 def engine_of(base, threads=1, **how):
     how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "dtype": "bfloat16"} | how
-    return Engine(*model_of(), base=base, threads=threads, **how)
+    return Engine.from_options(*model_of(), base=base, threads=threads, **how)
 
 
 def steps(engine, n=3):
@@ -233,7 +233,7 @@ def test_fused_products_are_taken_apart(name, frozen, activation, dtype):
     losses = {}
     for base in ("", ROWS):
         how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "threads": 1, "freeze": [frozen]}
-        engine = Engine(model, config.specs(B, T), base=base, dtype=dtype, **how)
+        engine = Engine.from_options(model, config.specs(B, T), base=base, dtype=dtype, **how)
         ops = {c.op.name for c in engine.program.calls if ".mlp" in c.layer}
         assert (f"matmul_{activation}_forward" in ops) is (f"matmul_{activation}_backward" in ops) is (not base)
         assert {"matmul_int8_forward", "matmul_int8_backward_input", f"{activation}_backward"} <= ops or not base
@@ -276,7 +276,7 @@ def trained(dtype="int8", threads=1, n=4, name="gpt2-tiny", variant="optimized",
     """An engine that trains all weights, its losses, and the bytes of its weights after some steps."""
     config, model = models.load(name)
     how = {"choice": Choice(variant), "fuse": tuple(FUSIONS), **how}
-    engine = Engine(model, config.specs(B, T), dtype=dtype, threads=threads, **how)
+    engine = Engine.from_options(model, config.specs(B, T), dtype=dtype, threads=threads, **how)
     losses = [engine.step(**batch(i), **ADAMW).loss for i in range(n)]
     return engine, losses, [x.tobytes() for x in engine.parameters().values()]
 
@@ -316,7 +316,7 @@ def test_training_in_int8_has_the_same_bits(int8, how):
 def test_training_in_int8_has_the_same_bits_on_any_ranks():
     def work(comm):
         fuse, n = [name for name in FUSIONS if name != "update"], 4 // comm.size
-        engine = Engine(
+        engine = Engine.from_options(
             *model_of_gpt2(), dtype="int8", choice=Choice("optimized"), fuse=fuse, micro_batches=n, comm=comm, threads=1
         )
         losses = []

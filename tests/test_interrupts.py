@@ -24,7 +24,6 @@ from verbs import SQUARES
 
 import cpuopt
 from cpuopt import Choice, cli, files
-from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -49,9 +48,9 @@ def batch(seed):
     return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
 
-def engine_of(fuse, kind=Engine, **how):
-    given = {"choice": Choice("optimized"), **how} if kind is Engine else how
-    return kind(GPT2(TINY), specs(B, T), fuse=fuse, threads=1, **given)
+def engine_of(fuse, make=Engine.from_options, **how):
+    given = how if make is Engine else {"choice": Choice("optimized"), **how}
+    return make(GPT2(TINY), specs(B, T), fuse=fuse, threads=1, **given)
 
 
 def take(engine, number):
@@ -216,7 +215,7 @@ def test_a_call_from_within_a_step_is_refused():
 
 
 def test_a_profile_puts_back_all_that_its_steps_changed(monkeypatch):
-    engine = engine_of("auto", Library)
+    engine = engine_of("auto", Engine)
     engine.step(**batch(0), lr=1e-2)
     changed = bits(engine)
     right = np.copyto
@@ -422,7 +421,7 @@ def test_an_interrupt_or_a_compilers_error_does_not_wait_until_all_weights_are_d
 
     monkeypatch.setattr(jit, "compile_kernels", compiled)
     with pytest.raises(type(e)):
-        Engine(model, specs(1, 4), threads=1)
+        Engine.from_options(model, specs(1, 4), threads=1)
     assert 0 < len(drawn) < len(list(model.named_parameters()))
 
 

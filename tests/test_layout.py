@@ -15,7 +15,7 @@ from cpuopt.kernels import registry
 ROOT = Path(cpuopt.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 ABOVE = """
-library; cli; report; judge; lab; train; custom; generate; check; profiler; measure; weights; engine; building; models;
+library; cli; report; judge; lab; train; custom; profiler; engine; generate; check; measure; weights; building; models;
 functional; nn; program; kernels; data; ad; ops; comm; isolate; machine; files; errors; wording; signals
 """
 """All packages and root modules, from the top down: one imports only those behind it."""
@@ -111,9 +111,9 @@ RULES = {
         within(),
         ("record.py", "eval('1')"),
     ),
-    "only train/job.py steps an engine: the next step of a job is Job.take_step()": (
+    "only train/steps.py steps the engine of a job, by take_step(); library/instruments.py steps that of a user": (
         r"(.*\.)?engine\.step",
-        within("train/job.py"),
+        within("train/steps.py", "library/instruments.py"),
         ("profiler.py", "job.engine.step(lr=1.0)"),
     ),
     "only measure/comparison.py works out intervals; lab/records.py, the noise of unchanged kernels": (
@@ -135,6 +135,18 @@ RULES = {
     ),
     "PyTorch is never imported": (r"torch(\..*)?", within(), ("checkpoint.py", "import torch.nn as nn")),
 }
+
+
+def makes_by_default(tree):
+    """The lines that make an engine with the defaults of the command line."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node.lineno for node in calls if ast.unparse(node.func).split(".")[-1] == "Engine"]
+
+
+def test_checks_and_runs_make_an_engine_of_explicit_options():
+    assert {file: lines for file in FILES if (lines := makes_by_default(tree_of(file)))} == {}
+    assert makes_by_default(ast.parse("engine = core.Engine(model, inputs)")) == [1]
+    assert not makes_by_default(ast.parse("engine = Engine.from_options(model, inputs)"))
 
 
 def said(tree, file):

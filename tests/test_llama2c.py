@@ -45,7 +45,7 @@ def test_our_logits_are_those_of_run_c(tmp_path, monkeypatch):
     config = models.parse("stories260K")
     saved(tmp_path / "m.bin", config, seed=3)
     T = 24
-    engine = Engine(config.module(), config.specs(1, T), seed=None, train=False)
+    engine = Engine.from_options(config.module(), config.specs(1, T), seed=None, train=False)
     tokens = np.random.default_rng(5).integers(0, 512, (1, T)).astype(np.int32)
     theirs = logits_of((tmp_path / "m.bin").read_bytes(), tokens[0])
 

@@ -49,7 +49,7 @@ def test_twenty_steps_of_all_weights_on_chats_agree_with_transformers(name):
     batches = ChatBatches(rows, on.batch, on.time, None, False, path.name)
     config, params = weights_of(on)
     how = {"choice": Choice("optimized"), "fuse": usual("optimized", False), "threads": 1, "seed": None}
-    engine = Engine(config.module(), specs(on.batch, on.time), **how)
+    engine = Engine.from_options(config.module(), specs(on.batch, on.time), **how)
     for p, x in engine.parameters().items():
         x[...] = params[p]
     losses = [engine.step(**batches.at(n), **ADAMW | {"lr": 1e-3}).loss for n in range(families.ADAPTER_STEPS)]
@@ -161,7 +161,7 @@ def adapter(tmp_path):
 
 
 def logits_of(weights):
-    engine = Engine(CONFIG.module(), specs(*BATCH["tokens"].shape), threads=1, seed=None, train=False)
+    engine = Engine.from_options(CONFIG.module(), specs(*BATCH["tokens"].shape), threads=1, seed=None, train=False)
     copy_into(engine.parameters(), weights)
     engine.forward(**BATCH)
     x = engine.array(engine.program.outputs[1]).ravel()

@@ -136,7 +136,7 @@ def test_a_checkpoint_without_a_models_name_is_of_the_first():
 
 def test_the_head_is_the_layer_that_the_model_names():
     config, ids = Untied(1, 2, 16, 40, 24), np.arange(20, dtype=np.int32)[None]
-    engine = Engine(config.module(), config.specs(1, 20), train=False, seed=5)
+    engine = Engine.from_options(config.module(), config.specs(1, 20), train=False, seed=5)
     engine.forward(tokens=ids, targets=ids)
     decoder = Decoder(config, variant="vanilla", check=False)
     for name, p in engine.parameters().items():

@@ -51,7 +51,7 @@ def loss_of(function, weights):
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_operators_compute_as_numbers_do(name):
     function = EXPRESSIONS[name]
-    engine = Engine(Model(function), INPUTS, threads=1)
+    engine = Engine.from_options(Model(function), INPUTS, threads=1)
     weights = {n: p.copy() for n, p in engine.parameters().items()}
     loss, made = loss_of(function, weights)
     assert engine.forward(**BATCH) == pytest.approx(loss, rel=1e-5)
@@ -133,7 +133,7 @@ def test_hostile_use_is_refused_in_one_line(function, match):
     model = Takes(function)
     model.key, model.half = nn.Linear(8, 6), nn.Linear(8, 4)
     with pytest.raises(UserError, match=match) as caught:
-        Engine(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")})
+        Engine.from_options(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")})
     assert "\n" not in str(caught.value)
 
 
@@ -147,7 +147,7 @@ def test_a_buffer_is_a_constant_of_the_program():
             return F.cross_entropy(turned, y), turned
 
     batch = {"x": RNG.standard_normal((2, 5, 6), np.float32), "y": np.ones((2, 5), np.int32)}
-    engine = Engine(Turns(), {"x": ((2, 5, 6), "float32"), "y": ((2, 5), "int32")}, threads=1)
+    engine = Engine.from_options(Turns(), {"x": ((2, 5, 6), "float32"), "y": ((2, 5), "int32")}, threads=1)
     assert engine.parameters().keys() == {"a.weight", "a.bias"}  # so a checkpoint has no tables
     assert [v.name for v in engine.program.constants] == ["rotary.cos", "rotary.sin"]
     angles = np.arange(5)[:, None] * 100.0 ** (-np.arange(2) / 2)  # of 9 positions, those that there are
@@ -165,7 +165,7 @@ def test_a_buffer_is_a_constant_of_the_program():
 
 def test_modules_call_their_functionals():
     model = Takes(lambda m, x: nn.SiLU()(m.norm(x)))
-    engine = Engine(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")}, train=False)
+    engine = Engine.from_options(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")}, train=False)
     made = [(c.op.name, c.layer, dict(c.given)) for c in engine.program.calls[:2]]
     assert made == [("rmsnorm_forward", "norm", {"G": 2}), ("silu_forward", "model", {})]
 

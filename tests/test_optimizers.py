@@ -20,8 +20,9 @@ from cpuopt.ops.optimizer import BLOCK
 from cpuopt.ops.rounding import draw_of
 from cpuopt.ops.storage import TYPES
 from cpuopt.program.fuse import FUSIONS
-from cpuopt.train import checkpoint, job
+from cpuopt.train import checkpoint
 from cpuopt.train.job import Settings
+from cpuopt.train.resume import resumed
 
 TINY, B, T = replace(PRESETS["gpt2-tiny"], n_layer=1), 2, 16
 NEW = [name for name in ops.OPTIMIZERS if name != ops.USUAL]
@@ -36,7 +37,9 @@ def batch(i):
 
 
 def engine(optimizer, variant="vanilla", fuse=(), **more):
-    return Engine(GPT2(TINY), specs(B, T), choice=Choice(variant), fuse=fuse, optimizer=optimizer, threads=1, **more)
+    return Engine.from_options(
+        GPT2(TINY), specs(B, T), choice=Choice(variant), fuse=fuse, optimizer=optimizer, threads=1, **more
+    )
 
 
 def sgd(p, state, g, decay, lr, momentum):
@@ -214,9 +217,9 @@ def test_a_run_of_an_earlier_version_has_adamw(tmp_path):
     found = checkpoint.verify(path)
     settings = {n: x for n, x in found.state["settings"].items() if n not in ("optimizer", "momentum")}
     old = replace(found, state={**found.state, "settings": settings})
-    assert job.resumed(old, {}).optimizer == "adamw"
+    assert resumed(old, {}).optimizer == "adamw"
     with pytest.raises(UserError, match="the run has optimizer 'adamw', not 'sgd'"):
-        job.resumed(old, {"optimizer": "sgd"})
+        resumed(old, {"optimizer": "sgd"})
 
 
 @pytest.mark.parametrize("name", ops.OPTIMIZERS)
@@ -247,7 +250,7 @@ def test_moments_in_bfloat16_decay_without_a_gradient():
 
 def moments_of(fuse=FUSIONS, steps=4, threads=2, variant="vanilla", **more):
     how = {"choice": Choice(variant), "fuse": tuple(fuse), "moments": "bfloat16", "seed": 0, **more}
-    made = Engine(GPT2(TINY), specs(B, T), threads=threads, **how)
+    made = Engine.from_options(GPT2(TINY), specs(B, T), threads=threads, **how)
     losses = [made.step(lr=1e-3, **batch(i)).loss for i in range(steps)]
     return made, losses, {f"{s}/{n}": x.tobytes() for s, of in made.states().items() for n, x in of.items()}
 

@@ -14,6 +14,7 @@ from verbs import refused
 from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job, record
 from cpuopt.train import trainer as training
+from cpuopt.train.resume import resumed
 from cpuopt.train.trainer import train
 
 pytestmark = pytest.mark.usefixtures("small_text")
@@ -75,9 +76,7 @@ def test_a_checkpoint_of_another_run_is_refused(monkeypatch, capsys):
     assert found.state["step"] == 2
     (text,) = found.passed_over
     assert f"'{b}/checkpoints/{name}' is of another run: it has the id " in text
-    result = train(
-        job.prepare(job.resumed(found, {"steps": 3, "keep": 1}), resume=found), ROOT, Listener(), resume=found
-    )
+    result = train(job.prepare(resumed(found, {"steps": 3, "keep": 1}), resume=found), ROOT, Listener(), resume=found)
     assert result.status == 0
     assert checkpoint.newest(b).state["step"] == 3  # the foreign one did not take its place
     for step in ("step-00000002", "step-00000003"):
@@ -98,7 +97,7 @@ def test_a_run_of_an_earlier_version_has_checkpoints_without_an_id(monkeypatch):
     monkeypatch.setattr(training, "Run", Earlier)
     old = run(steps=4, save_every=4, run="old")[0].path
     found = checkpoint.newest(old)
-    train(job.prepare(job.resumed(found, {"steps": 5}), resume=found), ROOT, Listener(), resume=found)
+    train(job.prepare(resumed(found, {"steps": 5}), resume=found), ROOT, Listener(), resume=found)
     assert (checkpoint.newest(old).state["step"], checkpoint.newest(old).state["run_id"]) == (5, None)
     for folder in (old, new):  # each gets what the other has
         os.rename(folder / "checkpoints", f"{folder.name}-kept")

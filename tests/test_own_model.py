@@ -231,6 +231,6 @@ def test_a_mistake_in_a_forward_is_told_by_its_line(verb, capsys):
 
 def test_a_function_that_takes_b_and_t_gets_those_that_were_asked_for():
     config = own.open_own("own.py:rows_of_tokens")
-    settings = job.sized(job.Settings(B=3, T=5), config)
+    settings = job.Settings(B=3, T=5).sized(config)
     assert (settings.B, settings.T) == (3, 5)
     assert config.specs(settings.B, settings.T)["x"] == ((30, 2), "float32")

@@ -84,7 +84,7 @@ def _costs():
 def make_engine(*swaps):
     inputs = {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")}
     choice = registry.Choice("fake", swaps)
-    return Engine(GPT2(PRESETS["gpt2-tiny"]), inputs, choice=choice), choice
+    return Engine.from_options(GPT2(PRESETS["gpt2-tiny"]), inputs, choice=choice), choice
 
 
 @pytest.fixture(scope="module")

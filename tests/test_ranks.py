@@ -20,7 +20,8 @@ from cpuopt.program import distribute as pass_
 from cpuopt.program import tree
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint, trainer
-from cpuopt.train.job import Settings, prepare, resumed
+from cpuopt.train.job import Settings, prepare
+from cpuopt.train.resume import resumed
 from cpuopt.train.trainer import train
 
 B, T, STEPS = 2, 9, 2
@@ -36,7 +37,7 @@ def batches(config, M):
 
 def engine_of(comm, config=GPT2, M=4, **how):
     how = {"choice": Choice("optimized"), "fuse": TWO_PASS, "threads": 1, "progress": lambda *a: None} | how
-    return Engine(config.module(), config.specs(B, T), micro_batches=M // comm.size, comm=comm, **how)
+    return Engine.from_options(config.module(), config.specs(B, T), micro_batches=M // comm.size, comm=comm, **how)
 
 
 def trained(config=GPT2, M=4, **how):

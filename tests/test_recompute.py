@@ -43,7 +43,7 @@ def batch(i, n=256):
 def train(model, inputs, steps=3, variant="optimized", batch=batch, micro=1, **how):
     """Train from scratch; give losses and norms, and the bytes of all parameters."""
     how = {"fuse": tuple(FUSIONS), "choice": Choice(variant), "threads": 2, "micro_batches": micro} | how
-    engine = Engine(model, inputs, **how)
+    engine = Engine.from_options(model, inputs, **how)
     every = [[batch(i * micro + n) for n in range(micro)] for i in range(steps)]
     done = [engine.step(**first, more=more, **ADAMW) for first, *more in every]
     engine.collect()

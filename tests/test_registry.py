@@ -51,7 +51,7 @@ def refused(function, *args, **kwargs):
 
 
 def engine(*swaps, variant="vanilla", **kw):
-    return Engine(GPT2(PRESETS["gpt2-tiny"]), specs(2, 4), choice=Choice(variant, swaps), threads=1, **kw)
+    return Engine.from_options(GPT2(PRESETS["gpt2-tiny"]), specs(2, 4), choice=Choice(variant, swaps), threads=1, **kw)
 
 
 def loss(*swaps, **kw):

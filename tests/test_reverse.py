@@ -176,7 +176,7 @@ LATE = [("linear", 0, 0)] * 2 + [("gelu", 1, 0), ("residual", 1, 2), ("linear", 
 @example(LATE, True, False, ("residual",), 2)
 def test_gradients_of_random_models(steps, on_tokens, two_losses, fuse, seed):
     inputs = TOKENS if on_tokens else FLOATS
-    engine = Engine(Dag(steps, on_tokens, two_losses), inputs, choice=Choice("blas"), fuse=fuse, threads=1)
+    engine = Engine.from_options(Dag(steps, on_tokens, two_losses), inputs, choice=Choice("blas"), fuse=fuse, threads=1)
     rng = np.random.default_rng(seed)
     for p in engine.parameters().values():
         p += rng.normal(0, 0.5, p.shape)

@@ -191,7 +191,7 @@ def twice_of(x, weight):
 def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, optimizer):
     def trained(fuse):
         model = Model(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.c.weight), y))
-        engine = Engine(model, INPUTS, choice=Choice("vanilla"), fuse=fuse, optimizer=optimizer, threads=1)
+        engine = Engine.from_options(model, INPUTS, choice=Choice("vanilla"), fuse=fuse, optimizer=optimizer, threads=1)
         return engine, [engine.step(lr=0.01, **class_batch(i)).loss for i in range(4)]
 
     (fused, losses), (plain, want) = trained(("update",)), trained(())

@@ -407,7 +407,9 @@ def test_verbs_take_the_template_of_the_model(capsys):
     """Prompts, what a run trains on and what `eval` measures are the ids that the template makes."""
     sizes = {"model": "llama", "vocab_size": 512, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256}
-    parameters = Engine((config := parse(json.dumps(sizes))).module(), config.specs(1, 8), train=False).parameters()
+    parameters = Engine.from_options(
+        (config := parse(json.dumps(sizes))).module(), config.specs(1, 8), train=False
+    ).parameters()
     save_weights(Path("base"), config, parameters.__getitem__)
     encoder = encoder_of(model(families.plain(families.FAMILIES["qwen2"][0]), at="base"))
     chat = [("system", "S"), ("user", "What?"), ("assistant", "That.")]

@@ -311,12 +311,12 @@ def test_the_plan_for_other_ops_stays_and_swaps_beat_it():
 
 def test_a_run_keeps_the_rules_that_it_began_with():
     run(Child({ATTENTION: ("faster", 0.5)}))
-    began, (note,) = job.planned(replace(SETTINGS, variant="auto"), job.model_of(SETTINGS)[1])
+    began, (note,) = job.planned(replace(SETTINGS, variant="auto"), job.model_of(SETTINGS)[1].config)
     assert len(began.plan) == 2
     assert "attention_forward=vanilla (2x); a step took 0.900 of the time" in note
     run(Child())
     assert changed() == {}
-    assert job.planned(began, job.model_of(SETTINGS)[1]) == (began, [])
+    assert job.planned(began, job.model_of(SETTINGS)[1].config) == (began, [])
 
 
 def test_a_kernel_of_a_file_that_is_not_given_is_named():

@@ -111,7 +111,7 @@ BATCH = {"x": np.arange(8, dtype=np.float32).reshape(2, 4) / 8, "targets": np.ar
 def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registered):
     del registry.KERNELS["scale_forward", "vanilla"]
     jit.kernel(scale_forward, "vanilla", scratch=[("order", C, "int32")], parallel=False)(scale)
-    engine = Engine(Scaled(), INPUTS)
+    engine = Engine.from_options(Scaled(), INPUTS)
     calls = {c.op: c for c in engine.program.calls}
     forward, backward = calls[scale_forward], calls[scale_backward]
     # trace and reverse: what widens makes a float64, and its gradient takes its type
@@ -165,7 +165,9 @@ def test_a_parameter_of_another_type_starts_from_the_same_numbers(registered, dt
             return F.cross_entropy(current().emit(scale_forward, {"inp": x, "weight": self.weight}), targets)
 
     inputs = {"x": ((2, 3), "float32"), "targets": ((2,), "int32")}
-    usual, engine = (Engine(One(d), inputs, train=False).parameters()["weight"] for d in ("float32", dtype))
+    usual, engine = (
+        Engine.from_options(One(d), inputs, train=False).parameters()["weight"] for d in ("float32", dtype)
+    )
     assert engine.dtype == dtype
     np.testing.assert_array_equal(engine, usual.astype(dtype))
 
@@ -177,7 +179,7 @@ def test_a_type_that_an_op_does_not_take_is_refused(registered):
             return F.cross_entropy(self.fc(x), targets), current().emit(widen_forward, {"inp": weight})
 
     with pytest.raises(UserError, match=r"in layer 'model': argument 'inp' is float64; expected float32$"):
-        Engine(Wrong(), INPUTS)
+        Engine.from_options(Wrong(), INPUTS)
 
 
 # The check ----------------------------------------------------------------------------------------------------------
@@ -239,4 +241,4 @@ def test_a_size_that_no_argument_fixes_is_asked_for():
             return F.mean(current().emit(ops.attention_forward, {"qkv": x}))
 
     with pytest.raises(UserError, match="layer 'model': no argument fixes NH; give its size: emit"):
-        Engine(Attention(), {"x": ((2, 3, 6), "float32")})
+        Engine.from_options(Attention(), {"x": ((2, 3, 6), "float32")})

@@ -298,7 +298,7 @@ def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path):
     init = str(GOLDEN / "llmc.bin")
     with pytest.raises(UserError, match=r"has n_layer 12, and --init .* has 2; leave --model out"):
         job.prepare(settings_for(tmp_path, init=init, model="gpt2-124M"))
-    assert job.model_of(settings_for(tmp_path, init=init, model=json.dumps(SMALL)))[1] == CONFIG
+    assert job.model_of(settings_for(tmp_path, init=init, model=json.dumps(SMALL)))[1].config == CONFIG
     with pytest.raises(UserError, match="there is no"):
         job.prepare(settings_for(tmp_path, init=str(tmp_path / "nowhere")))
 
@@ -311,7 +311,7 @@ def test_llmcs_own_test_passes(variant):
     V, end = CONFIG.vocab_size, 256 + 2 * B * T
     tokens, targets = ints[256:end].reshape(2, B, T)
     near = partial(np.testing.assert_allclose, rtol=0, atol=2e-5)
-    engine = Engine(*CONFIG.sized(B, T), choice=Choice(variant), seed=None, threads=1)
+    engine = Engine.from_options(*CONFIG.sized(B, T), choice=Choice(variant), seed=None, threads=1)
     copy_into(engine.parameters(), open_weights(GOLDEN / "llmc.bin"))
     loss = engine.forward(tokens=tokens, targets=targets)
     near(engine.array(engine.program.outputs[1]).ravel(), floats[end : (at := end + B * T * V)])

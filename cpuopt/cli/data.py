@@ -118,11 +118,12 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from ..data.corpus import is_examples
+    from ..data.chats import load_chats
+    from ..data.corpus import files_of, is_examples
     from ..data.tokenizers import get_tokenizer, own_tokenizer
     from ..errors import UserError
     from ..report import console
-    from ..train.job import examples_of
+    from ..train.settings import EXAMPLES
     from ..wording import plain
 
     if not is_examples(args.data):
@@ -137,7 +138,9 @@ def _show(args: argparse.Namespace) -> int:
         weights = open_weights(Path(args.init))
         name = own_tokenizer(weights.tokenizer, weights.path, weights.config.vocab_size)
     tokenizer = get_tokenizer(name or "bytes")
-    data = examples_of(settings_of(args, truncate=True), tokenizer.vocab_size, name)
+    s = settings_of(args, truncate=True)
+    how = {"vocab_size": tokenizer.vocab_size, "T": s.T, "tokenizer": name, **s.some(*EXAMPLES)}
+    data = load_chats(files_of(s.data), name=s.data, **how)
     examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)
     parts = [[part] for e in examples for part in e.parts(args.T)]
     rows = [*data.rows("train"), *data.rows("val")] if args.pack else parts

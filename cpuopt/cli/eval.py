@@ -65,14 +65,13 @@ def run(args: argparse.Namespace) -> int:
     if args.model:
         models.parse(args.model)  # what is in the run refers to it
     from ..building import BuildOptions
-    from ..check.gate import load_files
+    from ..check.gate import judging, load_files, require_right
     from ..data.tokenizers import byte_lengths
     from ..engine import Engine
-    from ..kernels.registry import AUTO, Choice
+    from ..kernels.registry import AUTO
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..train.evaluate import CHOICES, multiple_choice, perplexity, read_examples
-    from ..train.job import require_correct
     from ..weights import copy_into, merge
 
     weights = merge(open_weights(args.init), args.adapter)
@@ -96,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; this runs with the default")
     with console.compiling() as progress:
-        how = BuildOptions(
-            choice=Choice(args.variant, args.swap),
+        how = BuildOptions.from_words(
+            args.variant,
+            args.swap,
             train=False,
             dtype=settings.stored(args.dtype),
             freeze=["*"] if args.blocks else [],
@@ -106,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
             processes=common.cores(),
             kernel_files=[*args.kernels, *c.files],
         )
-        engine = Engine(*c.sized(B, T), how, seed=None, progress=progress)
-    require_correct(engine, [*args.kernels, *c.files])
+        engine = Engine.from_options(*c.sized(B, T), how, seed=None, progress=progress)
+    with judging(how.kernel_files, engine.threads) as child:
+        require_right(engine.kernels, threads=engine.threads, child=child)
     copy_into(engine.parameters(), weights)
     if args.choices:
         with console.counting("examples", len(examples)) as tick:
@@ -134,11 +135,10 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
     UserError
         For a text that is too short, or cannot be read.
     """
-    from ..data.chats import ChatBatches
-    from ..data.corpus import held_out_beside, is_examples, load_corpus
+    from ..data.chats import ChatBatches, load_chats
+    from ..data.corpus import files_of, held_out_beside, is_examples, load_corpus
     from ..data.datasets import DATASETS
     from ..data.tokenizers import TOKEN_FILE, own_tokenizer
-    from ..train.job import examples_of
 
     c = weights.config
     tokenizer = args.tokenizer or weights.tokenizer
@@ -146,7 +146,8 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
         tokenizer = own_tokenizer(tokenizer, weights.path, c.vocab_size)
     if is_examples(args.data):
         T = args.T or c.longest(weights.trained_length)
-        examples = examples_of(settings_of(args, T=T), c.vocab_size, tokenizer, args.adapter)
+        how = settings_of(args).some(*settings.EXAMPLES) | {"vocab_size": c.vocab_size, "tokenizer": tokenizer}
+        examples = load_chats(files_of(args.data), name=args.data, T=T, adapters=args.adapter or (), **how)
         part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
         asked = examples.of(part)
         if not asked:

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import ops
     from ..lab import sweep
     from ..models import is_own
-    from ..train.job import Settings, sized
+    from ..train.job import Settings
 
     over = sweep.parse_all(args.over)
     fixed = common.sizes_by_symbol(args.sizes)[0] if args.sizes else {}
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     common.check_targets(args)
     job = common.picked(args, "model", "B", "T", "dtype")
     if args.op in ops.ALL and not is_own(args.model or ""):  # refused before kernels are loaded and roofs measured
-        sweep.plan(ops.ALL[args.op], over, fixed, sized(Settings(**job)), args.layer)
+        sweep.plan(ops.ALL[args.op], over, fixed, Settings(**job).sized(), args.layer)
     threads = args.threads or common.cores()
     with worker.started(args.kernels, threads, args.limit) as child:
         added = [(k["op"], k["variant"]) for k in child.start()]

@@ -64,7 +64,8 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         from ..measure import rates as machine
         from ..report import console, html
         from ..train.forecast import roof_ms, sample
-        from ..train.job import prepare, resumed
+        from ..train.job import prepare
+        from ..train.resume import resumed
         from ..train.trainer import train
 
         given["processes"] = common.cores()
@@ -125,7 +126,7 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     from ..measure import rates
     from ..report import console
     from ..train.forecast import forecast, measured, require_fit, room, sample
-    from ..train.job import model_of, prepare, sized, with_data
+    from ..train.job import model_of, open_data, prepare
 
     began = age()
     needed, available = room(asked)
@@ -141,8 +142,9 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     if job:
         asked = replace(asked, steps=job.settings.steps)
     elif asked.epochs is not None:
-        _, config, start = model_of(asked)
-        asked, _ = with_data(sized(asked, config), config, start)
+        asked, model = model_of(asked)
+        data = open_data(model, **asked.some(*settings.DATA, *settings.EXAMPLES))
+        asked = asked.of_epochs(len(data.batches("train", asked.B, asked.T)))
     began += age() - since
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)

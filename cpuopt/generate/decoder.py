@@ -85,9 +85,9 @@ class Reader(ABC):
     ) -> None:
         self.config, self.position, self.trained_length = config, 0, trained_length
         self.context = self._context(context)
-        choice = registry.Choice(variant, swaps)
-        how = BuildOptions(
-            choice,
+        how = BuildOptions.from_words(
+            variant,
+            swaps,
             train=False,
             dtype=dtype,
             weights=WIDE if dtype == WIDE else NARROW,
@@ -98,7 +98,7 @@ class Reader(ABC):
             kernel_files=[*kernel_files, *config.files],
         )
         builts = self._builts(how)
-        choice.check_used((c.op.name, c.layer) for b in builts for c in b.program.calls)
+        how.choice.check_used((c.op.name, c.layer) for b in builts for c in b.program.calls)
         self.kernels = list(dict.fromkeys(k for b in builts for k in b.kernels))
 
         def ready(loaded: Loaded) -> None:

@@ -7,15 +7,18 @@ the first read verifies that the logits do not depend on the padding.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from .. import ops
+from .. import nn, ops
 from ..building import Array, BuildOptions, Built, Loaded, build, run_calls
 from ..errors import UserError
 from ..models import Config
+from ..ops.declaration import Shape, Spec
 from ..ops.storage import WIDE
 from ..program.program import Program
 from .decoder import Decoder, Reader, context_of
@@ -64,6 +67,43 @@ def only_logits(config: Config, program: Program, T: int) -> None:
 def text_program(config: Config, T: int, how: BuildOptions = LOGITS) -> Built:
     """Build the forward of a model for a row of T tokens; see `only_logits`."""
     return build(*config.sized(1, T), how, rewrite=lambda program: only_logits(config, program, T))
+
+
+class ModuleConfig(Config):
+    """A module as a language model: its context is a row of the engine's inputs.
+
+    Parameters
+    ----------
+    inputs : shape and dtype of each input of the engine, the rows of the batch on the first axis.
+    """
+
+    model = "module"
+
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Spec]) -> None:
+        self._module = module
+        self._inputs = {
+            n: ((1, *shape[1:]) if len(shape) > 1 else shape, dtype) for n, (shape, dtype) in inputs.items()
+        }
+
+    @property
+    def title(self) -> str:
+        """The name of the module's class."""
+        return type(self._module).__name__
+
+    @cached_property
+    def block_size(self) -> int:
+        """The tokens of a row."""
+        shapes = (shape for shape, dtype in self._inputs.values() if dtype == "int32")
+        return max((shape[-1] for shape in shapes if shape), default=1)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The ids that the module takes."""
+        return text_program(self, self.block_size).program.inputs[0].below or 1
+
+    def sized(self, B: int, T: int) -> tuple[nn.Module, dict[str, tuple[Shape, str]]]:
+        """Return the module and its inputs, for one row."""
+        return self._module, dict(self._inputs)
 
 
 class Uncached(Reader):

@@ -187,16 +187,17 @@ class ServedCandidate(Served):
         """
         from ..engine import Engine
         from ..lab.ab import Change, InStep
-        from ..train.job import Settings, TrainingSteps, data_of, model_of, plan_of, sized
+        from ..train.job import Settings, model_of, open_data, plan_of
+        from ..train.settings import DATA, EXAMPLES
+        from ..train.steps import TrainingSteps
 
-        _, config, _ = model_of(settings := Settings(**request["settings"]))
-        settings = sized(settings, config)
-        corpus = config.inputs(settings.B, settings.T) or data_of(settings, config.vocab_size, None)
+        settings, model = model_of(Settings(**request["settings"]))
+        data = open_data(model, **settings.some(*DATA, *EXAMPLES))
         try:
-            engine = Engine(*plan_of(settings, config), seed=settings.seed)
+            engine = Engine.from_options(*plan_of(settings, model.config), seed=settings.seed)
         except (UserError, MemoryError, OSError) as e:
             return {"unbuilt": str(e) or type(e).__name__}
-        batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
+        batches = data.batches("train", settings.B, settings.T, seed=settings.seed)
         change = Change((self.kernels["A"], self.kernels["B"]))
         self.steps = InStep(TrainingSteps(settings, engine, batches), [change], audits=False)
         return {"layers": self.steps.layers[0], "losses": self.steps.losses()}

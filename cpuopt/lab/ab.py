@@ -40,7 +40,7 @@ from ..ops.declaration import Op
 from ..profiler import Profiler, Trainable
 from ..program.program import Call
 from ..train.first import judged as on_step
-from ..train.job import Settings, build_only, prepare, sized
+from ..train.job import Settings, build_only, prepare
 from ..wording import nearest, spread, text_of
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
@@ -97,7 +97,8 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
 
 def settings_of(request: Mapping[str, Any]) -> Settings:
     """Read the settings of a job from a request."""
-    return sized(from_json(Settings, request["settings"]))
+    settings: Settings = from_json(Settings, request["settings"])
+    return settings.sized()
 
 
 def where_it_runs(op: Op) -> str:

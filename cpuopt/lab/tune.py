@@ -32,7 +32,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..program.program import Call
 from ..train import plans
-from ..train.job import Settings, build_only, fusions, model_of, sized
+from ..train.job import Settings, build_only, model_of
 from ..wording import nearest
 
 STOP_ABOVE = 1.5
@@ -177,11 +177,10 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     """
     kernels.load_all(settings.kernels)
     settings = replace(settings, variant=registry.DEFAULT)
-    name, config, _ = model_of(settings)
-    settings = sized(settings, config)
+    settings, model = model_of(settings)
     built = build_only(settings)
     n = numba_threads.set_threads(settings.threads)
-    key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings), settings.dtype)
+    key = plans.key(model.config.to_json(), settings.B, settings.T, n, settings.rewrites, settings.dtype)
     calls = [c for c in built.program.calls if c.phase != "evaluate"]
     default = {c.op.name: k.variant for c, k in zip(built.program.calls, built.kernels, strict=True)}
     used = list(dict.fromkeys(c.op.name for c in calls))
@@ -204,7 +203,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
                 row.take(there)
         if other:
             row.hashes = {v: h for v, h in row.hashes.items() if v == row.default or v in row.tried}
-    return Tuning(key, name, rows, flush, [*settings.kernels, *config.files], calls)
+    return Tuning(key, model.name, rows, flush, [*settings.kernels, *model.config.files], calls)
 
 
 def typed(op: str, variant: str, shapes: Sequence[Case]) -> list[registry.Kernel]:

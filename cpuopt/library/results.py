@@ -158,9 +158,3 @@ def _names(a: Callable[..., object], b: Callable[..., object]) -> tuple[str, str
     """Return the functions' names, or A and B if these are the same."""
     one, two = (str(getattr(f, "__name__", "")) for f in (a, b))
     return (one, two) if one != two and one and two else ("A", "B")
-
-
-def require_trained(engine: Engine, what: str) -> None:
-    """Refuse an engine without a backward."""
-    if not engine.program.adjoint:
-        raise UserError(f"{what}: this engine was built with train=False; build it without that")

@@ -24,7 +24,7 @@ from ..data.given import Batch
 from ..engine import Engine, mean_of
 from ..errors import UserError
 from ..files.reading import LARGEST, open_file, readable
-from .job import named
+from .steps import named
 
 MAGIC, VERSION, START = 20240522, 1, 65535
 HEADER_BYTES = 256 * 4

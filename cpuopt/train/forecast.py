@@ -34,9 +34,10 @@ from ..program.program import Call, Program
 from ..program.quantize import INT8, quantizable
 from ..program.recompute import ALL, blocks
 from . import checkpoint
-from .job import Job, build_only, fusions, model_of, named, sample_bytes, smaller
+from .job import Job, build_only, model_of, sample_bytes, smaller
 from .record import nearest_folder
 from .settings import DTYPES, Settings
+from .steps import named
 
 MEASURED, MEASURED_S = 5, 2.0
 """The least number of steps that are measured, and the seconds for which they are; the lower quartile of the later half
@@ -298,7 +299,7 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
             yield f"--lora r=8{more}", replace(s, lora="r=8", dtype=dtype)
     if s.base not in BLOCKS and quantizable(program, [p for p in weights_of_products(program) if not p.trained]):
         yield f"--base {INT8}", replace(s, base=INT8)
-    names = fusions(s)
+    names = s.rewrites
     if "recompute" not in names:
         more = ",".join((*names, "recompute"))
         yield f"--fuse {more}", replace(s, fuse=more)
@@ -321,7 +322,7 @@ def require_fit(planned: Forecast, settings: Settings) -> None:
     """
     if not planned.fits:
         advice = next((f"take {o.flags}" for o in planned.options if o.arena <= planned.available), "")
-        advice = advice or smaller(settings, model_of(settings)[1], planned.available)
+        advice = advice or smaller(settings, model_of(settings)[1].config, planned.available)
         raise UserError(
             f"the run needs {gb(planned.arena)} and {gb(planned.available)} of memory are available; {advice}"
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from .. import models
 from ..errors import UserError, optional
@@ -22,6 +22,10 @@ from ..machine import ORDERS
 from ..program.tree import MOST_MICRO_BATCHES
 from ..wording import guess, nearest
 from .schedule import SCHEDULES, misfit
+
+if TYPE_CHECKING:  # numba comes with it
+    from ..building import BuildOptions
+    from ..comm import Comm
 
 GUARDS = ("auto", "skip", "stop", "off")
 """``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
@@ -33,6 +37,8 @@ STORED = {"float32": "float32", "bf16": "bfloat16"}
 DTYPES = STORED | {"int8": "int8"}
 """The words of ``--dtype``, and what each stores of what products and attention read."""
 BASES = ("bf16", "int8", "q8_0", "w8a8")
+EXAMPLES = ("chat_format", "system", "pack", "truncate", "skip_invalid")
+"""The settings of data that are examples."""
 Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
@@ -300,10 +306,14 @@ class Settings:
 
         return ops.OPTIMIZERS[self.optimizer].defaults if self.optimizer in ops.OPTIMIZERS else {}
 
+    def some(self, *names: str) -> dict[str, Any]:
+        """Return some settings by their names."""
+        return {name: getattr(self, name) for name in names}
+
     @property
     def numbers(self) -> dict[str, float]:
         """The optimizer's numbers for `Engine.step`, without the learning rate."""
-        return {name: getattr(self, name) for name in self._numbers}
+        return self.some(*self._numbers)
 
     def check_optimizer(self) -> None:
         """Refuse an optimizer that does not exist, and numbers that it does not have or cannot use.
@@ -374,7 +384,7 @@ class Settings:
         if self.weights == "bf16" and self.dtype == "float32":
             raise UserError("--weights bf16: products read them so with --dtype bf16 or int8 alone; add one")
         require_format(self.chat_format)
-        of_examples = [n for n in ("chat_format", "system", "pack", "truncate", "skip_invalid") if getattr(self, n)]
+        of_examples = [n for n in EXAMPLES if getattr(self, n)]
         if of_examples and not is_examples(self.data):
             raise UserError(f"{flag(of_examples[0])}: --data {self.data} is text, without examples; leave it out")
         for name in ("patience", "keep_best"):
@@ -419,6 +429,56 @@ class Settings:
         found.check_schedule()
         return found
 
+    def sized(self, config: models.Config | None = None) -> Settings:
+        """Return the settings with the B and T of the model: a model that brings its inputs has its own.
+
+        Raises
+        ------
+        UserError
+            If such a model is given data.
+        """
+        config = config or models.parse(self.model or models.DEFAULT)
+        B, T = config.batch_size(self.B, self.T)
+        if config.inputs(B, T) is not None:
+            for flag, x in (("--data", self.data != "builtin"), ("--tokenizer", self.tokenizer is not None)):
+                if x:
+                    raise UserError(f"{flag}: {models.name_of(config)} brings its own inputs; leave {flag} out")
+        return replace(self, B=B, T=T)
+
+    def options(self, files: Sequence[str], comm: Comm) -> BuildOptions:
+        """Return how the model becomes calls; `files` of code are those of the model."""
+        from ..building import BuildOptions
+
+        return BuildOptions.from_words(
+            self.variant,
+            self.swap,
+            self.fuse,
+            plan=self.plan or (),
+            two_pass=self.two_pass,
+            recompute=self.recompute if self.recompute == "all" else int(self.recompute),
+            micro_batches=self.micro_batches // comm.size,
+            comm=comm,
+            dtype=stored(self.dtype),
+            base="" if self.base == "bf16" else self.base or "",
+            moments=DTYPES[self.moments],
+            weights=DTYPES[self.weights],
+            kernel_files=(*self.kernels, *files),
+            **self.some("reduce", "zero", "optimizer", "freeze", "threads", "processes"),
+        )
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """The rewrites of a job; ``update`` is not among them if a setting needs all gradients before.
+
+        Raises
+        ------
+        UserError
+            For a rewrite that does not exist, or cannot be with other settings.
+        """
+        from ..program.fuse import chosen
+
+        return chosen(self.fuse, self.variant, self.two_pass)
+
     def validations(self, done: int) -> int:
         """Count the validations that follow `done` steps; before the first step there is another one."""
         return -(-self.steps // self.val_every) - done // self.val_every if self.val_every else 0
@@ -443,6 +503,7 @@ JOB = (
     "weights",
 )
 KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
+DATA = ("data", "tokenizer", "B", "T", "epochs")
 SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero")
 
 

@@ -37,9 +37,10 @@ from ..weights.tensors import all_below
 from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
 from .guard import NOTHING_FOUND, find_first
-from .job import UNCOUNTED, Job, Taken, named
+from .job import Job
 from .record import Run
 from .samples import Samples
+from .steps import UNCOUNTED, Taken, named
 
 COMPARE_EVERY = 100
 """Steps between comparisons of the ranks' weights."""

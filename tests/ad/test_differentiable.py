@@ -281,7 +281,7 @@ class Squares(nn.Module):
 
 
 def engine_of(op):
-    return Engine(Squares(op), {"x": ((2, 4), "float32"), "y": ((2,), "int32")})
+    return Engine.from_options(Squares(op), {"x": ((2, 4), "float32"), "y": ((2,), "int32")})
 
 
 def test_a_backward_by_hand_replaces_the_generated_one_if_it_agrees_and_both_are_judged_before_a_model_uses_them(

@@ -199,6 +199,6 @@ def test_a_model_and_the_command_say_so(capsys):
     notes = [doubles.note(registry.KERNELS[op.forward.name, "vanilla"]) for op in (single, double)]
     assert notes[0] == ""
     assert re.match(NOTE, notes[1])
-    assert notes[1] in Engine(Model(double), {"x": ((2, 4), "float32"), "y": ((2,), "int32")}).notes
+    assert notes[1] in Engine.from_options(Model(double), {"x": ((2, 4), "float32"), "y": ((2,), "int32")}).notes
     assert main(["new-kernel", "in_double", "--backward"]) == 0
     assert re.search(NOTE, " ".join(capsys.readouterr().err.split()))

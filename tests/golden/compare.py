@@ -75,7 +75,7 @@ def written(folder: Path, on: Family, about: About) -> Path:
 def engine_of(on: Family, weights: Weights, choice: Choice, fuse: tuple[str, ...] = (), train: bool = True) -> Engine:
     """Make an engine with a model's weights."""
     how = {"choice": choice, "threads": 1, "seed": None, "fuse": fuse, "train": train}
-    engine = Engine(weights.config.module(), weights.config.specs(on.batch, on.time), **how)
+    engine = Engine.from_options(weights.config.module(), weights.config.specs(on.batch, on.time), **how)
     copy_into(engine.parameters(), weights)
     return engine
 
@@ -168,7 +168,7 @@ def adapted(case: str, lora: nn.Lora | None = None, variant: str = "optimized", 
     module = config.module()
     nn.add_adapters(module, lora or lora_of(case), config.head)
     how = {"choice": Choice(variant), "fuse": usual(variant, False), "threads": 1, "seed": None, **how}
-    engine = Engine(module, config.specs(on.batch, on.time), **how)
+    engine = Engine.from_options(module, config.specs(on.batch, on.time), **how)
     arrays = engine.parameters()
     names = [name.removeprefix("transformer.") for name in adapters()[case]["names"]]
     params |= families.first_adapters({name: arrays[name].shape for name in names})
@@ -212,7 +212,7 @@ def write_adapter(folder: Path) -> np.ndarray:
     config, params = weights_of(on)
     module = config.module()
     layers = nn.add_adapters(module, lora)
-    engine = Engine(module, config.specs(on.batch, on.time), threads=1)
+    engine = Engine.from_options(module, config.specs(on.batch, on.time), threads=1)
     for name, x in params.items():
         engine.parameters()[name][...] = x
     for _ in range(5):

@@ -149,7 +149,7 @@ def compare(path: Path, there: dict[str, Any]) -> bool:
     ours = [json.loads(cpuopt("generate", *words, "--prompt", prompt))["ids"] for prompt in PROMPTS]
     equal = sum(len(ids) == NEW and ids == theirs for ids, theirs in zip(ours, there["texts"], strict=True))
     ids = np.array([there["lines"][0][:T]], np.int32)
-    engine = Engine(weights.config.module(), weights.config.specs(*ids.shape), seed=None, train=False)
+    engine = Engine.from_options(weights.config.module(), weights.config.specs(*ids.shape), seed=None, train=False)
     copy_into(engine.parameters(), weights)
     engine.forward(tokens=ids, targets=ids)
     far = deviation(engine.array(engine.program.outputs[1])[0], np.load(path.with_suffix(".npy"), allow_pickle=False))

@@ -327,7 +327,9 @@ def test_a_kernel_that_leaves_in_the_midst_of_a_run_is_named():
     name = "gelu_forward", "leaves"
     KERNELS[name] = Kernel(ops.gelu_forward, "leaves", leave)
     try:
-        engine = Engine(GPT2(PRESETS["gpt2-tiny"]), specs(1, 4), choice=Choice(swaps=["gelu_forward=leaves"]))
+        engine = Engine.from_options(
+            GPT2(PRESETS["gpt2-tiny"]), specs(1, 4), choice=Choice(swaps=["gelu_forward=leaves"])
+        )
         ids = np.arange(4).reshape(1, 4)
         for profiled in (False, True):
             calls.clear()
