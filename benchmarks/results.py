@@ -41,12 +41,14 @@ RECORDS, PAGES = ROOT / "benchmarks" / "records", ROOT / "docs" / "results"
 NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "xeon": "Xeon"}
 """Titles of the machines that the overview lists, measured or not."""
 NONE = "not measured"
+BESIDE_INT8 = ", beside PyTorch's of bf16 ([the loss of both](../precision.md#its-loss))"
 UNTUNED = "PyTorch ran as it comes, without the tuning that makes it faster ([how](README.md#pytorch-tuned))."
 SIDES = "cpuopt", "peer"
 LLAMA = ("--model", "smollm2-135M", "--peer", "torch-best", "--dtype", "float32", "--sizes", "1x16,1x64,4x64,1x512")
 RUNS = {
     "front": ("--sizes", "4x64", "--peer", "torch-best", "--peer", "torch-eager", "--peer", "torch-amp"),
     "suite": ("--suite", "--peer", "torch-best"),
+    "int8": ("--suite", "--peer", "torch-best", "--dtype", "int8"),
     "llama": LLAMA,
     "scale": ("-B", "4", "-T", "64"),
 }
@@ -54,6 +56,8 @@ RUNS = {
 KINDS = "cpuopt-bench", "cpuopt-scale"
 DTYPES = "float32", "bf16"
 """The classes of PyTorch's modes, by what their products read."""
+INT8 = "int8"
+"""The class of what PyTorch has no mode for: its modes of bf16, which are its fastest, stand beside it."""
 MACHINES = re.compile(r"(<!-- machines -->\n).*?(<!-- /machines -->)", re.DOTALL)
 SUITE = re.compile(r"(<!-- suite -->\n).*?(<!-- /suite -->)", re.DOTALL)
 Record = Mapping[str, Any]
@@ -83,8 +87,8 @@ def records_of(folder: Path) -> dict[str, Record]:
 def classes(record: Record) -> Iterator[tuple[str, list[Row]]]:
     """Yield the types of what products read, with the rows of each class: peers of one type."""
     results = [{"dtype": record.get("dtype") or "float32", "peer_dtype": "float32", **r} for r in record["results"]]
-    for dtype in dict.fromkeys(r["peer_dtype"] for r in results):
-        of = [r for r in results if r["peer_dtype"] == dtype and r["dtype"] == dtype]
+    for dtype in dict.fromkeys(r["dtype"] for r in results):
+        of = [r for r in results if r["dtype"] == dtype and (dtype == INT8 or r["peer_dtype"] == dtype)]
         rows = []
         for size in dict.fromkeys(map(size_of, of)):
             ran = [r for r in of if size_of(r) == size and r["ratio"]]
@@ -161,7 +165,7 @@ def section(name: str, record: Record) -> Iterator[str]:
     model, peers = record["model"]["name"], dict.fromkeys(r["peer"] for r in record["results"])
     yield f"## {'The suite' if model == 'suite' else model} beside {', '.join(peers) if len(peers) < 3 else 'PyTorch'}"
     for dtype, rows in classes(record):
-        yield f"Products of {dtype}:"
+        yield f"Products of {dtype}{BESIDE_INT8 if dtype == INT8 else ''}:"
         yield "\n".join(table(rows))
     if llmc := record.get("llmc"):
         ms = llmc["step_ms"]
@@ -211,20 +215,22 @@ def title(name: str) -> str:
 
 def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
     """Return the table of all machines."""
+    types = " | ".join((*DTYPES, INT8))
     lines = [
-        "| processor | measured on | PyTorch | float32 | bf16 | share of the limit | memory | losses differ by |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| processor | measured on | PyTorch | {types} | share of the limit | memory | losses differ by |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in dict.fromkeys([*NAMES, *machines]):
         records = machines.get(name, {})
         key = next((k for k in ("suite", "torch-eager", "front") if k in records), None)
         link = f"[{title(name)}]({name}.md)" if records else title(name)
         if not key:
-            lines.append(f"| {link} | {NONE} |{f' {NONE} |' * 6}")
+            lines.append(f"| {link} | {NONE} |{f' {NONE} |' * 7}")
             continue
         found = dict(classes(records[key]))
         what = "the suite" if key == "suite" else f"{records[key]['model']['name']}, {len(found['float32'])} sizes"
         cells = [fastest(found.get(dtype)) for dtype in DTYPES]
+        cells.append(fastest(dict(classes(records["int8"])).get(INT8)) if INT8 in records else NONE)
         best = [[row[0] for row in rows] for rows in found.values()]
         limits = [x.removesuffix(" of the limit") for results in best for x in of_all_limits(results)]
         memory = [geometric_mean([share(r["peak_rss_mb"]) for r in results])["median"] for results in best]
@@ -348,9 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
     p.add_argument("--measure", action="store_true", help="measure this machine first, for about an hour")
     p.add_argument("--machine", help="name of its folder; the processor's by default")
-    p.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(RUNS), help="records: front,suite,llama,scale"
-    )
+    p.add_argument("--only", type=lambda text: text.split(","), default=list(RUNS), help=f"records: {','.join(RUNS)}")
     p.add_argument("--rounds", type=int, default=8, help="rounds of each comparison (%(default)s)")
     p.add_argument("--peer-python", default=sys.executable, help="a Python that has PyTorch; this one by default")
     p.add_argument("--llmc", type=Path, help="llm.c's compiled train_gpt2, for the record 'front'")
