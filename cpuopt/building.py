@@ -34,7 +34,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
-from .program.quantize import INT8, copy_trained, quantizable, quantize
+from .program.quantize import INT8, copy_trained, left_out, quantizable, quantize
 from .program.recompute import recompute_blocks
 from .program.reverse import reverse
 from .program.schedule import schedule
@@ -68,6 +68,7 @@ class BuildOptions:
         sums and states; "int8" to do so and to multiply weights of linear layers in blocks as integers.
     base : "int8", "q8_0" or "w8a8" to store in int8 the frozen weights that products in blocks read, and with the last
         to multiply them as integers; by default as `dtype` says, and the last with that of "int8".
+    bf16_layers : globs of layers whose products stay as they are where others are multiplied as integers.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     weights : "bfloat16" to store in it alone those trained weights that products read, as frozen ones are. A step
         rounds them at random. It needs a `dtype` of bfloat16 or int8.
@@ -88,6 +89,7 @@ class BuildOptions:
     freeze: Sequence[str] = ()
     dtype: str = WIDE
     base: str = ""
+    bf16_layers: Sequence[str] = ()
     moments: str = WIDE
     weights: str = WIDE
     threads: int | None = None
@@ -254,15 +256,16 @@ def build(
     before += program.calls
     if how.several:
         require_sums(program)
+    without = left_out(program, how.bf16_layers)
     if how.dtype == INT8:
-        copy_trained(program, inline=not how.divided)
+        copy_trained(program, not how.divided, without)
     if how.dtype != WIDE:
         store_operands(program, how.takes, inline=not how.divided, alone=alone)
     if how.train:
         recompute_blocks(program, how.recompute)
     frozen = [p for p in alone if not p.trained]
-    if how.base or (how.dtype == INT8 and quantizable(program, frozen, ROWS)):
-        quantize(program, frozen, how.base or ROWS)
+    if how.base or (how.dtype == INT8 and quantizable(program, frozen, ROWS, without)):
+        quantize(program, frozen, how.base or ROWS, without)
     if not rewrite:
         how.choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     if how.divided:

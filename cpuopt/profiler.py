@@ -139,6 +139,7 @@ class Profiler:
         choice: Choice,
         warmup: int = 1,
         checked: Sequence[dict[str, Any]] = (),
+        int8: Sequence[dict[str, Any]] = (),
         roofs: Roofs | None = None,
         doubts: Sequence[str] = (),
         lines: Sequence[OpLines] = (),
@@ -149,6 +150,7 @@ class Profiler:
         ----------
         warmup : the number of first steps to drop; the last step always counts.
         checked : the results of the checks of this run.
+        int8 : the errors of products in int8.
         roofs : the machine's roofs on the engine's threads; what a call passes is raised.
         doubts : warnings about the figures.
         lines : see `Profile`.
@@ -208,6 +210,7 @@ class Profiler:
             commits=commits_of({k.name: k.file for k in self.engine.kernels}),
             codes=codes(self.engine),
             lines=list(lines),
+            int8=list(int8),
         )
 
     def overhead_ms(self, rounds: int = 21) -> float:
@@ -265,6 +268,7 @@ class Profiled(Trainable, Protocol):
     name: str
     settings: Any
     checked: list[dict[str, Any]]
+    int8: list[dict[str, Any]]
 
 
 def profile(
@@ -317,7 +321,7 @@ def profile(
             profiler.remove()
     doubts = [*(others.warnings() if job.engine.comm.size == 1 else ()), *(rates.lower_now(roofs) if roofs else ())]
     how: dict[str, Any] = {"model": job.name, "B": s.B * s.micro_batches, "T": s.T, "choice": job.engine.options.choice}
-    how |= {"warmup": warmup, "checked": job.checked, "doubts": doubts, "roofs": roofs}
+    how |= {"warmup": warmup, "checked": job.checked, "int8": job.int8, "doubts": doubts, "roofs": roofs}
     if lines is not None:
         wanted = None if lines == "*" else lambda op: op_matches(op, lines)
         how["lines"] = by_line(np.concatenate(samples), profiler.sampled, job.engine.kernels, wanted)

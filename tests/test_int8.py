@@ -4,6 +4,7 @@ One of `ROWS` is multiplied as int8, so its losses are near those of float32.
 """
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from cpuopt import Choice, cli, models, nn
 from cpuopt.building import build
+from cpuopt.check.quantization import BOUND, error_of
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -455,6 +457,89 @@ def test_text_and_losses_come_from_an_int8_base(base, made, capsys):
         logits[chosen] = [decoder.read(part) for part in (prompt[:40], prompt[40:47], *([p] for p in prompt[47:]))]
     close = np.abs(np.array(logits[base]) - logits[""]).max()
     assert 0 < close < 0.05 * np.abs(logits[""]).max()
+
+
+def test_the_head_of_a_decoder_multiplies_an_int8_copy_that_follows_its_weight(made):
+    weights = open_weights(made / "base")
+    found, config = [], weights.config
+    used, other = (Decoder(config, context=64, base=ROWS, threads=1, check=False) for _ in range(2))
+    for decoder, factor in (used, 3), (used, 1), (other, 1):
+        copy_into(decoder.parameters(), weights)
+        head = decoder.parameters()["model.embed_tokens.weight"]
+        head[...] = numbers(head) * factor
+        decoder.restart()
+        found.append(decoder.read(list(b"some text")).copy())
+    assert not np.array_equal(found[0], found[1])
+    assert np.array_equal(found[1], found[2])
+    ops = {b.call.op.name for b in used._head}
+    assert ops == {"matmul_int8_forward"}
+
+
+def outlier(folder, to, factor):
+    """Scale an element of what the first attention reads up, and down in the weights that read it."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(folder, to)
+    tensors = load_file(to / "model.safetensors")
+    tensors["model.layers.0.input_layernorm.weight"][0] *= factor
+    for name in "qkv":
+        tensors[f"model.layers.0.self_attn.{name}_proj.weight"][:, 0] /= factor
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+
+
+INT8 = "matmul_int8_forward"
+COARSE = "model.layers.0.self_attn.q_proj"
+"""The layer that reads the element and has enough rows to be multiplied as int8."""
+
+
+def test_layers_in_which_int8_is_too_coarse_are_computed_in_bf16(made, tmp_path, capsys):
+    """Chosen on the first batch, kept by a run that is resumed; the flag chooses otherwise."""
+    outlier(made / "base", tmp_path / "outlier", 1e4)
+    (tmp_path / "text.txt").write_text("some text to learn from " * 400)
+    start = ["--init", str(tmp_path / "outlier"), *FLAGS, "--dtype", "int8"]
+    run(tmp_path, *start, "--steps", "4", "--run", "whole", "--save", str(tmp_path / "whole"))
+    assert "because int8 is too coarse on the first batch: " in capsys.readouterr().out
+    run(tmp_path, *start, "--steps", "2", "--run", "half", "--save-every", "2")
+    (there,) = (tmp_path / "runs").glob("*-half")
+    kept = json.loads((checkpoint.newest(there).path / "state.json").read_text())["settings"]["bf16_layers"]
+    assert kept == [COARSE]
+    run(tmp_path, "--resume", str(there), "--steps", "4", "--save", str(tmp_path / "resumed"))
+    whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "resumed"))
+    assert whole == resumed
+    for flags, wide in ([], True), (["--bf16-layers", "none"], False), (["--bf16-layers", "*.1.*.up_proj"], False):
+        capsys.readouterr()
+        assert cli.main(["profile", *start[:6], "--dtype", "int8", *flags, "--steps", "1", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        ops = {row["layer"]: row["op"] for row in found["layers"] if row["op"] in ("matmul_forward", INT8)}
+        assert ops[COARSE] == ("matmul_forward" if wide else INT8)
+        assert (ops["model.layers.1.mlp.up_proj"] == INT8) == (flags[1:] != ["*.1.*.up_proj"])
+        errors = {e["layer"]: e["error"] for e in found["int8"]}
+        assert {layer for layer, op in ops.items() if op == INT8} <= errors.keys()
+        assert {layer for layer, error in errors.items() if error > BOUND} == ({COARSE} if not wide else set())
+
+
+def test_the_error_of_a_product_is_that_of_its_outputs():
+    x, w = RNG.standard_normal((2, 8, 16)).astype(np.float32)
+    x[:, 0] = 50  # which all rows share, so it says nothing of them
+    weight = Quantized.made(w, ROWS)
+    found = error_of("layer", x, weight.view(np.ndarray), weight.scales, w)
+    step = np.abs(x).max(1, keepdims=True) / 127
+    difference = (np.rint(x / step) * step).astype(np.float64) @ numbers(weight).T - x.astype(np.float64) @ w.T
+    y = x.astype(np.float64) @ w.T
+    np.testing.assert_allclose(found.error, np.sqrt((difference**2).sum() / ((y - y.mean(0)) ** 2).sum()), rtol=1e-3)
+    assert found.zeroed == np.mean(np.abs(x) < step / 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "wrong"),
+    [
+        (["--dtype", "bf16", "--bf16-layers", "h.0.*"], "it is about products in int8; add --dtype int8"),
+        (["--dtype", "int8", "--bf16-layers", "h.7.*"], r"no layer with a product matches 'h.7.\*'"),
+    ],
+)
+def test_layers_of_bf16_that_are_none_are_refused(flags, wrong, capsys):
+    assert cli.main(["profile", "--model", "gpt2-tiny", *flags]) == 2
+    assert re.search(wrong, capsys.readouterr().err)
 
 
 def test_the_adapter_is_merged_into_the_weights_as_they_are_in_the_file(made, tmp_path, capsys):

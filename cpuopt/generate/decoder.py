@@ -5,7 +5,7 @@ behind a cache, head and loss go, and parameters and cache lie at the same place
 own, for one token: of a prompt, only the last token's logits are of use.
 
 In bfloat16 the weights that products read, and the cache, are bfloat16 alone: two bytes each. With a base of int8 the
-weights of layers in blocks take one byte.
+weights of layers in blocks take one byte; if int8 are multiplied as integers, the head reads a copy in int8.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .. import ops
 from ..building import Array, BuildOptions, Built, Loaded, Progress, build, load, run_calls
 from ..check.gate import judging, require_right
 from ..data.tokenizers import Tokenizer
@@ -66,6 +67,7 @@ class Reader(ABC):
     """
 
     weight_bytes: int | None = None
+    _changed = True  # whether weights may have changed since their copies were written
 
     def __init__(
         self,
@@ -110,6 +112,9 @@ class Reader(ABC):
         loaded = load(builts, hint=lambda there: advice, progress=progress, ready=ready)
         self.threads = loaded[0].threads
         self._parameters = {p.name: loaded[0].weight(p) for p in builts[0].program.parameters}
+        self._copies = loaded[0].of("convert")
+        for one in loaded:
+            one.calls = one.of("forward")
         self._begin(loaded)
 
     @abstractmethod
@@ -129,12 +134,13 @@ class Reader(ABC):
         """Read tokens that have been checked; return the logits (V,) of the next token."""
 
     def parameters(self) -> dict[str, Array]:
-        """Return every parameter by name: views, so writing to them changes the model."""
+        """Return every parameter by name: views, so writing to them before the next tokens changes the model."""
+        self._changed = True
         return self._parameters
 
     def restart(self) -> None:
-        """Forget all tokens."""
-        self.position = 0
+        """Forget all tokens. The next follow what was written to the weights."""
+        self.position, self._changed = 0, True
 
     def read(self, tokens: Sequence[int]) -> Array:
         """Read tokens; return the logits (V,) of the next token.
@@ -147,6 +153,9 @@ class Reader(ABC):
         """
         ids = check_tokens(tokens, self.config, self.context, self.position)
         set_threads(self.threads)
+        if self._changed:
+            run_calls(self._copies)
+            self._changed = False
         return self._read(ids)
 
 
@@ -170,6 +179,7 @@ def behind_cache(config: Config, program: Program, positions: int, with_head: bo
     at = next(i for i, call in enumerate(program.calls) if call.layer == config.head)
     logits = next(i for i, call in enumerate(program.calls) if program.outputs[1] in call.writes)
     head, program.calls = program.calls[at : logits + 1], program.calls[: logits + 1 if with_head else at]
+    program.heads = [call.args["weight"] for call in head if call.op is ops.matmul_forward]
     read = {v for call in program.calls for v in call.reads}
     program.inputs = [*cache, *(v for v in program.inputs if v in read)]
     program.outputs = [program.outputs[1]] * with_head + [head[0].args["inp"]]
@@ -233,8 +243,9 @@ class Decoder(Reader):
         self._logits = one.array(first.outputs[0], (self.config.vocab_size,))
         ends = [one.plan.offsets[p] + p.nbytes for p in first.parameters]
         self.weights = one.memory.view(Value("weights", (max(ends) // 4,)), 0, (max(ends) // 4,))
-        whole = {v for c in first.calls if not any(a.kind == "index" for a in c.op.args) for v in c.reads}
-        self.weight_bytes = sum(p.nbytes for p in first.parameters if p in whole)
+        calls = [c for c in first.phase("forward") if not any(a.kind == "index" for a in c.op.args)]
+        whole = {v for c in calls for v in c.reads}
+        self.weight_bytes = sum(v.nbytes for v in {*first.parameters, *first.kept} & whole)
 
     def _read(self, ids: Array) -> Array:
         while ids.size:

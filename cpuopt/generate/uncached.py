@@ -56,6 +56,7 @@ def only_logits(config: Config, program: Program, T: int) -> None:
             kept.append(call)
             needed.update(call.reads)
     program.calls, program.outputs = kept[::-1], [logits]
+    program.heads = [c.args["weight"] for c in kept if c.op is ops.matmul_forward and logits in c.writes]
     read = [v for v in program.inputs if v in needed]
     if [(prod(v.shape), v.dtype) for v in read] != [(T, "int32")]:
         names = ", ".join(f"{v.name} {list(v.shape)}" for v in read) or "no input"

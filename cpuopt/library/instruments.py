@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import inf
@@ -16,6 +16,7 @@ import numpy as np
 from .. import building, ops
 from ..check.cases import Case, calls_alike
 from ..check.gate import require_quick, require_right
+from ..check.quantization import product_errors
 from ..check.result import Result
 from ..engine import Engine, Step
 from ..errors import UserError
@@ -156,6 +157,7 @@ class Repeating:
     name: str
     settings: Any
     checked: list[dict[str, Any]]
+    int8: list[dict[str, Any]]
     done: int = field(default=0)
 
     @classmethod
@@ -163,8 +165,10 @@ class Repeating:
         """Return the steps on given inputs, and else on those of the last step."""
         B, T = rows_of(engine.inputs)
         settings = SimpleNamespace(steps=steps, B=B, T=T, micro_batches=engine.micro_batches)
-        take = partial(engine.step, **{**last(engine), **given})
-        return cls(engine, take, type(engine.model).__name__, settings, [r.describe() for r in checked])
+        inputs = {**last(engine), **given}
+        take, name = partial(engine.step, **inputs), type(engine.model).__name__
+        errors = product_errors(engine, {n: inputs[n] for n in engine.inputs}) if checked else []
+        return cls(engine, take, name, settings, [r.describe() for r in checked], [asdict(e) for e in errors])
 
     def take_step(self, within: Callable[[], AbstractContextManager[object]]) -> Step:
         """Train on the batch."""

@@ -129,6 +129,7 @@ class Profile:
     ranks : the processes that share the step; rows and rates are those of the first one, tokens those of all.
     codes : the hash of the machine code of each kernel; empty for a plain Python function.
     lines : the lines of ops, of ``--lines``.
+    int8 : ``layer``, ``error`` and ``zeroed`` of each product in int8, as `quantization.ProductError` has them.
     raw : the times of every step; not part of the JSON.
     """
 
@@ -163,6 +164,7 @@ class Profile:
     ranks: int = 1
     origin: dict[str, str] = field(default_factory=dict)
     lines: list[OpLines] = field(default_factory=list)
+    int8: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def words(self) -> str:

@@ -94,8 +94,8 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
     """
     last = len(program.calls)
     weights = [*program.parameters, *program.scales.values()]  # first, so that programs for other sizes share them
-    trained = [*weights, *program.constants, *program.inputs, *program.moments]
-    always = dict.fromkeys([*trained, *program.kept, *keep], (-1, last))
+    lasting = [*weights, *program.kept, *program.constants, *program.inputs, *program.moments, *keep]
+    always = dict.fromkeys(lasting, (-1, last))
     spans = dict(always)
     for i, call in enumerate(program.calls):
         for v in [*call.reads, *call.writes]:

@@ -284,6 +284,7 @@ class Program:
     owned : of parameters whose states this rank keeps in part, the first element and the end of that part.
     copied : of parameters that a step gets from other ranks as copies alone, these copies.
     scales : of parameters in int8, the scales of their blocks.
+    heads : weights that the logits of a text are products with, in this program or in others with the same memory.
     backwards : the calls behind the forward of each micro-batch of a step.
     """
 
@@ -305,6 +306,7 @@ class Program:
         self.owned: dict[Value, tuple[int, int]] = {}
         self.copied: dict[Value, Value] = {}
         self.scales: dict[Value, Value] = {}
+        self.heads: list[Value] = []
         self.backwards: list[list[Placed]] = []
         self._names: set[str] = set()
 

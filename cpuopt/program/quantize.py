@@ -7,13 +7,14 @@ their own; a fused op that reads such a weight is taken apart again. With any ot
 as if the weight were stored as they are, so every kernel serves, and the bits are those of such a weight. The numbers
 of one weight live for one call, so the arena gives all layers the same bytes.
 
-A head that reads its loss in one op (`HEADS`) has a copy in int8 whether it is trained or not, since the tokens may be
-embedded by the same weight. Its op is taken apart too.
+A head that reads its loss in one op (`HEADS`), or one whose logits are wanted (`Program.heads`), has a copy in int8
+whether it is trained or not, since the tokens may be embedded by the same weight. The op with the loss is taken apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ from .. import ops
 from ..errors import UserError
 from ..ops.declaration import Op
 from ..ops.dequantize import BLOCKS, ROWS, width_of
+from ..wording import nearest
 from .program import BLOCK, DRAWS, Call, Phase, Program, Value
 
 INT8 = "int8"
@@ -39,7 +41,27 @@ PRODUCTS = {ops.matmul_forward: ops.matmul_int8_forward, ops.matmul_backward_inp
 """The products that read a frozen weight, and those that multiply its int8."""
 
 
-def quantizable(program: Program, weights: Collection[Value], base: str = INT8) -> list[Value]:
+def left_out(program: Program, patterns: Iterable[str]) -> set[Value]:
+    """Return the weights of layers that are not to be int8, by globs of the layers' names.
+
+    Raises
+    ------
+    UserError
+        For a pattern that no layer with a product matches.
+    """
+    products = [c for c in program.calls if c.op in HEADS or _product(c.op) is ops.matmul_forward]
+    of, found = {c.layer: c.args["weight"] for c in products}, set[Value]()
+    for pattern in patterns:
+        matched = {v for layer, v in of.items() if fnmatchcase(layer, pattern)}
+        if not matched:
+            raise UserError(f"bf16_layers: no layer with a product matches {pattern!r}; {nearest(pattern, of)}")
+        found |= matched
+    return found
+
+
+def quantizable(
+    program: Program, weights: Collection[Value], base: str = INT8, without: Collection[Value] = ()
+) -> list[Value]:
     """List those of some weights that can be int8: of whole blocks of numbers, and of layers inside blocks alone.
 
     An embedding is read by rows, and to turn a head into numbers would take as much memory as int8 spares.
@@ -48,11 +70,11 @@ def quantizable(program: Program, weights: Collection[Value], base: str = INT8) 
     outside = {v for c, _, v in read if not BLOCK.match(c.layer)}
     if base == ROWS:
         outside |= {v for c, name, v in read if _product(c.op) not in PRODUCTS or name != "weight"}
-        outside |= {v for v in weights if v.trained and min(v.shape) < THIN}
+        outside |= {v for v in weights if v.trained and min(v.shape) < THIN} | {*without}
     return [v for v in weights if v not in outside and prod(v.shape) % width_of(v.shape, base) == 0]
 
 
-def copy_trained(program: Program, inline: bool) -> None:
+def copy_trained(program: Program, inline: bool, without: Collection[Value] = ()) -> None:
     """Give each trained weight that only products in blocks read a copy in int8, which they multiply; and to the head.
 
     The pass comes behind the rewrites, and before what stores values in narrower types.
@@ -61,15 +83,18 @@ def copy_trained(program: Program, inline: bool) -> None:
     ----------
     inline : whether the copy is written by a call right behind the weight's last update; else the program's next pass
         places the calls. Those of the phase ``convert`` are for weights that changed otherwise.
+    without : weights that get none.
     """
-    _multiply_copies(program, [*quantizable(program, program.trained, ROWS), *_heads(program, trained=True)], inline)
+    inside = quantizable(program, program.trained, ROWS, without)
+    _multiply_copies(program, [*inside, *_heads(program, True, without)], inline)
 
 
-def _heads(program: Program, trained: bool) -> list[Value]:
+def _heads(program: Program, trained: bool, without: Collection[Value]) -> list[Value]:
     """List the weights of heads that are trained or not, the gradient of whose logits may exist for all tokens."""
     whole = ops.classifier_backward.updates
-    of = dict.fromkeys(c.args["weight"] for c in program.calls if c.op in HEADS and whole and whole.fits(c.sizes))
-    return [v for v in of if v.trained is trained and min(v.shape) >= THIN]
+    of = [c.args["weight"] for c in program.calls if c.op in HEADS and whole and whole.fits(c.sizes)]
+    there = [v for v in dict.fromkeys([*of, *program.heads]) if v not in without]
+    return [v for v in there if v.trained is trained and min(v.shape) >= THIN]
 
 
 def _multiply_copies(program: Program, weights: Collection[Value], inline: bool) -> None:
@@ -95,12 +120,13 @@ def _copied(v: Value, stored: Stored, layer: str, phase: Phase) -> Call:
     return Call(ops.quantize_rows, layer, {"q": stored[0], "scales": stored[1], "weight": v}, phase)
 
 
-def quantize(program: Program, frozen: Collection[Value], base: str = INT8) -> None:
+def quantize(program: Program, frozen: Collection[Value], base: str = INT8, without: Collection[Value] = ()) -> None:
     """Store frozen weights in int8, and let each call that reads one multiply it, or read its numbers.
 
     Parameters
     ----------
     base : the name of their blocks in `BLOCKS`.
+    without : weights that stay as they are, if the others are multiplied as int8.
 
     Raises
     ------
@@ -110,7 +136,7 @@ def quantize(program: Program, frozen: Collection[Value], base: str = INT8) -> N
     if base not in BLOCKS:
         raise UserError(f"base {base!r}: expected {' or '.join(map(repr, BLOCKS))}, or nothing, for that of dtype")
     width, kind = BLOCKS[base]
-    types = {v: v.dtype for v in quantizable(program, frozen, base)}
+    types = {v: v.dtype for v in quantizable(program, frozen, base, without)}
     if not types:
         multiple = f" of a multiple of {width} numbers" if width else ""
         raise UserError(
@@ -125,7 +151,7 @@ def quantize(program: Program, frozen: Collection[Value], base: str = INT8) -> N
         program.filled.add(scales)
     if base == ROWS:
         _multiply(program, {v: (v, program.scales[v]) for v in types})
-        _multiply_copies(program, _heads(program, trained=False), inline=True)
+        _multiply_copies(program, _heads(program, False, without), inline=True)
         return
     calls: list[Call] = []
     for call in program.calls:

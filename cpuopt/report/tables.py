@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from ..check.quantization import words as int8_words
 from ..check.result import MARGINAL, RIGHT, was_right
 from ..measure import roofline
 from ..measure.profile import op_ids
@@ -234,6 +235,8 @@ def closing(profile: Profile) -> Text:
         f" · profiling costs {p.profiler_overhead_ms:.3f} ms a step"
         f" ({100 * p.profiler_overhead_ms / p.quiet_ms:.2g}%)\n",
     )
+    if p.int8:
+        line.append(f"{int8_words(p.int8)}\n")
     return line.append_text(_checks(profile))
 
 

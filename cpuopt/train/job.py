@@ -17,6 +17,7 @@ from ..building import Array, BuildOptions, Built, Progress, build
 from ..check import gate
 from ..check.cases import Case
 from ..check.gate import judging, require_loadable, require_right
+from ..check.quantization import listed, product_errors, too_coarse
 from ..check.result import Result
 from ..comm import SERIAL, Comm
 from ..data.batches import Batches
@@ -51,7 +52,7 @@ from .resume import since
 from .samples import require_samples
 from .settings import DATA, EXAMPLES, FLAGS
 from .settings import Settings as Settings
-from .steps import TrainingSteps
+from .steps import TrainingSteps, named
 
 Start = Weights | Checkpoint | None
 """What a run starts from: weights in files, a checkpoint, or the seed."""
@@ -84,6 +85,8 @@ class Job(TrainingSteps):
     """The ids that begin and end a text, as the initial weights name them."""
     changes: tuple[str, ...] = ()
     """The changes that the user accepted when the run was resumed."""
+    int8: list[dict[str, Any]] = field(default_factory=list)
+    """The errors of products in int8 on the batch of the first step, as `quantization.ProductError` has them."""
     notes: tuple[str, ...] = ()
     """The changes since the checkpoint that need no acceptance."""
 
@@ -153,27 +156,38 @@ def prepare(
         batches = data.batches("train", settings.B, settings.T, seed=settings.seed)
         settings = settings.of_epochs(len(batches))
         require_samples(settings, config, data.tokenizer, isinstance(data, Given))
+        said = list[str]()
 
         def ready(built: Built, threads: int) -> None:
-            judged.extend(admitted(built, threads, child))
+            judged[:] = admitted(built, threads, child)
             kernels = dict.fromkeys(built.own_kernels.values())
-            notes.extend((*unused(settings.kernels, kernels), *gate.notes(judged)))
+            said[:] = [*unused(settings.kernels, kernels), *gate.notes(judged)]
             if any(r.seconds for r in judged):
                 forget_peak()  # which a note says; not in the gate: a run's later judgements belong to its peak
             sources = {f"the source of {k.name}": cache.digest(k.function) for k in kernels}
             agreed({"text of --data with the fingerprint": data.fingerprint}, sources)
 
-        engine = Engine.from_options(
-            *plan_of(settings, config, comm),
-            seed=settings.seed if model.start is None else None,
-            progress=progress,
-            hint=partial(smaller, settings, config),
-            ready=ready,
-            reserved=sample_bytes(settings, config.n_params),
-        )
+        def started(settings: Settings) -> tuple[Engine, Read]:
+            engine = Engine.from_options(
+                *plan_of(settings, config, comm),
+                seed=settings.seed if model.start is None else None,
+                progress=progress,
+                hint=partial(smaller, settings, config),
+                ready=ready,
+                reserved=sample_bytes(settings, config.n_params),
+            )
+            return engine, filled(engine, model, settings.init, settings.seed)
+
+        engine, source = started(settings)
+        if settings.multiplies_int8 and settings.bf16_layers is None and resume is None:
+            coarse = too_coarse(product_errors(engine, named(batches.at(0))))
+            settings = replace(settings, bf16_layers=tuple(e.layer for e in coarse))
+            if coarse:
+                notes.append(f"computed in bf16, because int8 is too coarse on the first batch: {listed(coarse)}")
+                del engine  # before memory is taken again
+                engine, source = started(settings)
     engine.dropout_seed = settings.seed
-    engine.notes[:0] = notes
-    source = filled(engine, model, settings.init, settings.seed)
+    engine.notes[:0] = [*notes, *said]
     marks, code = model.start.marks if model.start else NO_MARKS, made_by(engine, settings.kernels, config.files)
     checks = [r.describe() for r in judged]
     job = Job(settings, engine, batches, model.name, config, data, checks, code, digests(engine), source, marks)
@@ -183,6 +197,8 @@ def prepare(
         engine.step_number, job.done = resume.state["updates"], resume.state["step"]
         job.guard.restore(resume.state["guard"])
     job.checked += [r.describe() for r in judge_first_step(job)]
+    if settings.multiplies_int8:
+        job.int8 = [asdict(e) for e in product_errors(engine, job.micro_batches(job.done + 1)[0])]
     return job
 
 

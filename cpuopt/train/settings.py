@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from .. import models
 from ..errors import UserError, optional
@@ -36,6 +36,8 @@ STORED = {"float32": "float32", "bf16": "bfloat16"}
 """The words of a storage type, and its name in a program."""
 DTYPES = STORED | {"int8": "int8"}
 """The words of ``--dtype``, and what each stores of what products and attention read."""
+NO_LAYER = "none"
+"""The word of ``--bf16-layers`` for none."""
 BASES = ("bf16", "int8", "q8_0", "w8a8")
 EXAMPLES = ("chat_format", "system", "pack", "truncate", "skip_invalid")
 """The settings of data that are examples."""
@@ -214,6 +216,12 @@ class Settings:
         one_of(BASES),
         shown="that of --dtype",
     )
+    bf16_layers: tuple[str, ...] | None = setting(
+        None,
+        "Leave products of layers whose names match this glob in bf16; the flag repeats, and none stands for no layer.",
+        metavar="PATTERN",
+        shown="those in which int8 is too coarse on the first batch",
+    )
     # by default as the optimizer declares; None if it has no such number
     beta1: float | None = setting(None, "Set the decay rate of the first moment (AdamW, Lion).", shown="0.9")
     beta2: float | None = setting(
@@ -379,6 +387,10 @@ class Settings:
             raise UserError(f"--base {self.base}: all weights are trained; add --lora r=8, or --freeze PATTERN")
         if self.base == "bf16" and self.dtype != "bf16":
             raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
+        if self.bf16_layers and not self.multiplies_int8:
+            raise UserError(
+                f"--bf16-layers {self.bf16_layers[0]}: it is about products in int8; add --dtype int8, or leave it out"
+            )
         if self.order is not None and self.dtype == "float32":
             raise UserError(f"--order {self.order}: it is about products in bf16; add --dtype bf16, or leave it out")
         if self.weights == "bf16" and self.dtype == "float32":
@@ -403,6 +415,11 @@ class Settings:
     def micro_batches(self) -> int:
         """The number of micro-batches in a step."""
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
+
+    @property
+    def multiplies_int8(self) -> bool:
+        """Whether products are sums of int8."""
+        return self.dtype == "int8" or self.base == "w8a8"
 
     def check_schedule(self) -> None:
         """Refuse a schedule that the steps are too few for.
@@ -460,6 +477,7 @@ class Settings:
             comm=comm,
             dtype=stored(self.dtype),
             base="" if self.base == "bf16" else self.base or "",
+            bf16_layers=[pattern for pattern in self.bf16_layers or () if pattern != NO_LAYER],
             moments=DTYPES[self.moments],
             weights=DTYPES[self.weights],
             kernel_files=(*self.kernels, *files),
@@ -504,7 +522,7 @@ JOB = (
 )
 KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
 DATA = ("data", "tokenizer", "B", "T", "epochs")
-SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero")
+SHARING = ("freeze", "lora", "base", "bf16_layers", "total_batch", "reduce", "zero")
 
 
 def flag(name: str) -> str:
@@ -549,8 +567,8 @@ def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **d
             more |= {"action": argparse.BooleanOptionalAction}
         else:
             more |= {"type": kind if kind in (int, float) else None, "metavar": about["metavar"]}
-        if isinstance(value, tuple):
-            value = list(value)
+        if tuple in (get_origin(TYPES[name]), get_origin(kind)):
+            value = None if value is None else list(value)
             more |= {"action": "append"}
         p.add_argument(flag(name), default=argparse.SUPPRESS if only_given else value, **more)
 

@@ -512,6 +512,7 @@ def train(
         trainer.conclude()
         profiler.remove()
         how: dict[str, Any] = {"model": job.name, "choice": engine.options.choice, "checked": job.checked}
+        how["int8"] = job.int8
         profile = profiler.profile(B=s.B * s.micro_batches, T=s.T, roofs=roofs, **how) if profiler.steps else None
         summary = _summary(trainer, bool(stopped_by))
         if profile:  # of calls, which more disturbed steps move less than a quartile of whole steps
