@@ -50,7 +50,7 @@ gate: $(VENV)/.dev ## kernels whose machine code differs from that of a commit, 
 	$(BIN)/cpuopt gate --base $(REV) $(ARGS)
 
 # in a copy of the tree; ARGS='-k WORD' tries some
-mutants: $(VENV)/.dev ## 48 broken versions, each found by the quick tests
+mutants: $(VENV)/.dev ## 50 broken versions, each found by the quick tests
 	$(BIN)/python tests/mutants.py $(ARGS)
 
 # the site, in build/site, with what the examples print on this machine; only the installation needs a network

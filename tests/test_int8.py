@@ -463,10 +463,10 @@ def test_the_head_of_a_decoder_multiplies_an_int8_copy_that_follows_its_weight(m
     weights = open_weights(made / "base")
     found, config = [], weights.config
     used, other = (Decoder(config, context=64, base=ROWS, threads=1, check=False) for _ in range(2))
+    views = {decoder: decoder.parameters() for decoder in (used, other)}
     for decoder, factor in (used, 3), (used, 1), (other, 1):
-        copy_into(decoder.parameters(), weights)
-        head = decoder.parameters()["model.embed_tokens.weight"]
-        head[...] = numbers(head) * factor
+        copy_into(views[decoder], weights)
+        views[decoder]["model.embed_tokens.weight"] *= factor
         decoder.restart()
         found.append(decoder.read(list(b"some text")).copy())
     assert not np.array_equal(found[0], found[1])

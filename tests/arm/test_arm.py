@@ -60,10 +60,24 @@ def test_the_losses_are_those_of_this_machine(arm, tmp_path):
     np.testing.assert_allclose(there, here, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_products_in_int8_have_the_bits_of_this_machine(arm):
+    show = f"""
+import sys
+from unittest.mock import MagicMock
+sys.modules["pytest"] = MagicMock()  # which is not there
+sys.path.insert(0, {str(CHECKOUT / "tests/kernels")!r})
+from test_int8_products import results
+print(results("{{variant}}", 2))
+"""
+    there = run([arm, "-c", show.format(variant="optimized")], **environment())
+    here = run([sys.executable, "-c", show.format(variant="vanilla")], PYTHONPATH=str(CHECKOUT))
+    assert there == here
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16", "int8"])
 def test_the_kernels_of_a_step_are_right(arm, dtype):
     said = run([arm, "-m", "cpuopt", "profile", *SMALL, "--steps", "2", "--dtype", dtype, "--json"], **environment())
     checked = json.loads(said)["checked"]  # at awkward sizes, and at those of the model
     assert {case["status"] for case in checked} == {"right"}
     assert len({case["kernel"] for case in checked if "[optimized]" in case["kernel"]}) >= 15
-    assert any("bfloat16" in case["case"] for case in checked) == (dtype == "bf16")
+    assert any("bfloat16" in case["case"] for case in checked) == (dtype != "float32")
