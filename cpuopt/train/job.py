@@ -179,10 +179,12 @@ def prepare(
             return engine, filled(engine, model, settings.init, settings.seed)
 
         engine, source = started(settings)
+        errors = product_errors(engine, named(batches.at(0))) if resume is None else []
         if settings.multiplies_int8 and settings.bf16_layers is None and resume is None:
-            coarse = too_coarse(product_errors(engine, named(batches.at(0))))
+            coarse = too_coarse(errors)
             settings = replace(settings, bf16_layers=tuple(e.layer for e in coarse))
             if coarse:
+                errors = [e for e in errors if e not in coarse]
                 notes.append(f"computed in bf16, because int8 is too coarse on the first batch: {listed(coarse)}")
                 del engine  # before memory is taken again
                 engine, source = started(settings)
@@ -197,8 +199,9 @@ def prepare(
         engine.step_number, job.done = resume.state["updates"], resume.state["step"]
         job.guard.restore(resume.state["guard"])
     job.checked += [r.describe() for r in judge_first_step(job)]
-    if settings.multiplies_int8:
-        job.int8 = [asdict(e) for e in product_errors(engine, job.micro_batches(job.done + 1)[0])]
+    if resume is not None:
+        errors = product_errors(engine, job.micro_batches(job.done + 1)[0])
+    job.int8 = [asdict(e) for e in errors]
     return job
 
 
