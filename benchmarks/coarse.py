@@ -17,10 +17,10 @@ import numpy as np
 from curves import settings_of, text_of, trained
 
 from cpuopt.building import BuildOptions
-from cpuopt.check.quantization import product_errors
 from cpuopt.engine import Engine
 from cpuopt.kernels.registry import Choice
 from cpuopt.train.job import prepare
+from cpuopt.train.quantization import product_errors
 
 FACTORS = 1, 10, 20, 40, 80, 160, 320, 1000
 BATCHES = 50

@@ -12,7 +12,6 @@ import pytest
 
 from cpuopt import Choice, cli, models, nn
 from cpuopt.building import build
-from cpuopt.check.quantization import BOUND, error_of
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -20,6 +19,7 @@ from cpuopt.generate.decoder import Decoder
 from cpuopt.ops.dequantize import BLOCKS, LEAST, LIMITS, ROWS, Quantized, numbers, width_of
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint
+from cpuopt.train.quantization import BOUND, error_of
 from cpuopt.weights import copy_into, open_weights
 
 RNG = np.random.default_rng(0)

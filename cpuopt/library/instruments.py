@@ -16,7 +16,6 @@ import numpy as np
 from .. import building, ops
 from ..check.cases import Case, calls_alike
 from ..check.gate import require_quick, require_right
-from ..check.quantization import product_errors
 from ..check.result import Result
 from ..engine import Engine, Step
 from ..errors import UserError
@@ -31,6 +30,7 @@ from ..measure.quartile import ENOUGH_S, MOST
 from ..models.own import rows_of
 from ..profiler import profile as profile_steps
 from ..program.program import Call
+from ..train.quantization import product_errors
 from ..wording import nearest
 from .results import ComparisonReport, ProfileReport
 

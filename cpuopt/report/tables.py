@@ -14,7 +14,6 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..check.quantization import words as int8_words
 from ..check.result import MARGINAL, RIGHT, was_right
 from ..measure import roofline
 from ..measure.profile import op_ids
@@ -22,6 +21,7 @@ from ..measure.quartile import apart
 from ..ops import COLLECTIVES
 from ..ops.storage import TYPES, WIDE
 from ..program.program import PARTS, block_of
+from ..train.quantization import words as int8_words
 from ..wording import count
 from . import lines, style
 

@@ -17,7 +17,6 @@ from ..building import Array, BuildOptions, Built, Progress, build
 from ..check import gate
 from ..check.cases import Case
 from ..check.gate import judging, require_loadable, require_right
-from ..check.quantization import listed, product_errors, too_coarse
 from ..check.result import Result
 from ..comm import SERIAL, Comm
 from ..data.batches import Batches
@@ -48,6 +47,7 @@ from .checkpoint import Checkpoint, load, open_weights
 from .first import judge_first_step
 from .frozen import Read, digests, drawn
 from .provenance import made_by
+from .quantization import listed, product_errors, too_coarse
 from .resume import since
 from .samples import require_samples
 from .settings import DATA, EXAMPLES, FLAGS
