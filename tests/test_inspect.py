@@ -11,10 +11,12 @@ from verbs import inspector, ran
 
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
 from cpuopt import cli
+from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.lab import asm
 from cpuopt.lab.inspect import Remark, _same, inspect, remarks
+from cpuopt.report import inspect as report
 from cpuopt.report.html import machine_code
 
 TEXT = """
@@ -189,6 +191,17 @@ def test_planted_faults_are_found_and_a_good_kernel_has_none(once):
     at = FILE.splitlines().index("        out[i] = inp[i] * 0.3 + inp[i]") + 1
     assert any(r.line == at and "floating point conversion" in r.text for r in found["double"].remarks)
     assert any(v.where == f"mine.py:{at}" for v in found["double"].innermost)
+
+
+def test_equal_loops_share_a_row_with_their_number(once):
+    loop = asm.Loop("f", "mine.py:3", 7, 8, 1, calls=["tanhf"])
+    others = [replace(loop, instructions=9), replace(loop, remainder=True)]
+    found = replace(once("gelu_forward", "good"), innermost=[loop, others[0], replace(loop), *others[1:], loop])
+    table = report.loop_table(found)
+    names, instructions, *_ = ([str(c) for c in column.cells] for column in table.columns)
+    assert names == ["mine.py:3, 3x", "mine.py:3", "mine.py:3, rest"]
+    assert instructions == ["7", "9", "7"]
+    assert len(to_json(found)["innermost"]) == 5
 
 
 @x86

@@ -28,7 +28,8 @@ AROUND = re.compile(
     r"printf|Py|NRT_|numba_|.*parfor_gufunc|get_num_threads|[gs]et_parallel_chunksize|(get|(de)?allocate)_sched|do_sched"
 )
 """Calls that numba adds, for errors and to start threads."""
-JUMP = re.compile(r"j[a-z]+$")
+JUMP = re.compile(r"(j[a-z]+|b(\.[a-z]+)?|[ct]bn?z)$")
+"""Jumps of x86-64 and of aarch64."""
 BRANCH = re.compile(r"\.LBB\w+:|j[a-z]+\s")
 FLOAT = re.compile(r"v?(u?comis|add|sub|mul|div|max|min|sqrt|fn?m(add|sub)|rsqrt|rcp|and|or|xor|cvt|cmp|round|dp)\w*$")
 WIDE = re.compile(r"[a-z0-9]*(ps|ss)$")
@@ -139,7 +140,7 @@ def functions(asm: str) -> list[tuple[str, list[str]]]:
 
 
 def innermost(lines: Sequence[str]) -> list[tuple[int, int]]:
-    """Find the spans of innermost loops."""
+    """Find the spans of innermost loops, in the code of any machine."""
     every = spans(lines)
     return [s for s in every if not any(s != t and s[0] <= t[0] and t[1] <= s[1] for t in every)]
 
@@ -149,9 +150,9 @@ def spans(lines: Sequence[str]) -> list[tuple[int, int]]:
     labels = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
     found: dict[int, int] = {}
     for i, line in enumerate(lines):
-        words = line.split()
-        if len(words) == 2 and JUMP.match(words[0]) and labels.get(words[1], i) < i:
-            found[labels[words[1]]] = i
+        opcode, *operands = line.split() or [""]
+        if operands and JUMP.match(opcode) and labels.get(operands[-1], i) < i:
+            found[labels[operands[-1]]] = i
     return sorted(found.items())
 
 

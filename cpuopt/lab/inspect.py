@@ -52,21 +52,8 @@ class Inspection:
     """
 
     JSON: ClassVar = (
-        *(
-            "op",
-            "variant",
-            "where",
-            "cpu",
-            "machine",
-            "compiled",
-            "diagnostics",
-            "summary",
-            "innermost",
-            "remarks",
-            "advice",
-            "same",
-            "code",
-        ),
+        *("op", "variant", "where", "cpu", "machine", "compiled", "diagnostics", "summary", "innermost", "remarks"),
+        *("advice", "same", "code"),
     )
     op: str
     variant: str
@@ -124,27 +111,23 @@ def read(op: str, variant: str, found: Mapping[str, Any], call: CallTime | None 
     """Analyse what the process that compiles says of a kernel."""
     known, source = found["machine"].startswith("x86_64"), found["source"]
     home, first, written = (source.get(k, v) for k, v in (("file", ""), ("first", 0), ("lines", [])))
-    innermost = loops(found["asm"], home, first, first + len(written) - 1) if known else []
+    place = home, first, first + len(written) - 1
+    innermost = loops(found["asm"], *place) if known else []
     said = remarks(found["remarks"], Path(home).name, first)
     text = Path(home).read_text(encoding="utf-8", errors="replace") if home else ""
+    told = {name: found[name] for name in ("where", "cpu", "machine", "compiled", "diagnostics", "asm", "code")}
     return Inspection(
-        op,
-        variant,
-        found["where"],
-        found["cpu"],
-        found["machine"],
-        found["compiled"],
-        innermost,
-        said,
-        found["diagnostics"],
-        found["asm"],
-        blocks(found["asm"], home, first, first + len(written) - 1) if known else [],
-        home,
-        first,
-        written,
-        _same(op, variant, found["code"]),
-        found["code"],
-        advice(op, text, first, found["asm"], innermost, said, call) if known else [],
+        op=op,
+        variant=variant,
+        innermost=innermost,
+        remarks=said,
+        blocks=blocks(found["asm"], *place) if known else [],
+        file=home,
+        first=first,
+        source=written,
+        same=_same(op, variant, found["code"]),
+        advice=advice(op, text, first, found["asm"], innermost, said, call) if known else [],
+        **told,
     )
 
 

@@ -28,8 +28,6 @@ ROUNDS = 1000
 class Syntax:
     """An architecture's way to write what is counted: patterns of a line."""
 
-    label: str
-    jump: str
     fma: str
     vector: str
     stack: str
@@ -38,8 +36,6 @@ class Syntax:
 
 
 X86 = Syntax(
-    label=r"(\.LBB\w+):",
-    jump=r"j[a-z]+\s+(\.LBB\w+)$",
     fma=r"vfn?m(?:add|sub)\d+[ps]s\s",
     vector=r"%[xyz]mm",
     stack=r"\(%rsp\b",
@@ -47,8 +43,6 @@ X86 = Syntax(
     widths=((r"ss\s", 1), (r"%zmm", 16), (r"%ymm", 8), (r"%xmm", 4)),
 )
 ARM = Syntax(
-    label=r"(\.?LBB\w+):",
-    jump=r"(?:b\.[a-z]+|[ct]bn?z)\s.*?(\.?LBB\w+)$",
     fma=r"(?:fmla|fmls|fn?madd|fn?msub)\b",
     vector=r"\b[vqs]\d+",
     stack=r"\[sp\b",
@@ -136,15 +130,11 @@ def loops(text: str, target: Target) -> list[ForeignLoop]:
     for name, lines in asm.functions(text):
         if not asm.OURS.match(name):
             continue
-        labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(syntax.label, line))}
-        jumps = [(labels.get(m[1], i), i) for i, line in enumerate(lines) if (m := re.match(syntax.jump, line))]
-        spans = {start: end for start, end in jumps if start < end}
-        for start, end in spans.items():
+        for start, end in asm.innermost(lines):
             inside = [line for line in lines[start : end + 1] if not re.match(r"\.|\w+:|#", line)]
-            if not any(start < other <= end for other in spans):
-                loop = read(asm.plain(name), inside, syntax)
-                loop.limit = loop.fmas / target.pipes
-                found += [loop] if loop.fmas else []
+            loop = read(asm.plain(name), inside, syntax)
+            loop.limit = loop.fmas / target.pipes
+            found += [loop] if loop.fmas else []
     return found
 
 

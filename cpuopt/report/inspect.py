@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -62,19 +63,22 @@ def tables(found: Sequence[Inspection]) -> list[RenderableType]:
 
 
 def loop_table(f: Inspection) -> Table:
-    """Make a table with one row a loop."""
+    """Make a table with one row for each loop; equal ones, such as copies of one loop, share a row."""
     made = table("loop", *(f">{n}" for n in ["instr", "width", "FMA", "load", "store", "spill", "double"]), "calls")
+    rows = Counter[tuple[str | None, ...]]()
     for v in f.innermost:
         bad = v.spills or v.doubles or v.calls or (v.width == 1 and not v.remainder)
         numbers = (v.fmas, v.loads, v.stores, v.spills, v.doubles)
-        made.add_row(
-            Text((brief(v.where) or v.function) + (", rest" if v.remainder else "")),
-            str(v.instructions),
-            WIDTHS.get(v.width, str(v.width)),
-            *(str(n) if n else "" for n in numbers),
-            Text(", ".join(dict.fromkeys(v.calls))),
-            style="yellow" if bad else None,
-        )
+        name = (brief(v.where) or v.function) + (", rest" if v.remainder else "")
+        cells = (str(v.instructions), WIDTHS.get(v.width, str(v.width)), *(str(n) if n else "" for n in numbers))
+        rows["yellow" if bad else None, name, *cells, ", ".join(dict.fromkeys(v.calls))] += 1
+    return _filled(made, rows)
+
+
+def _filled(made: Table, rows: Counter[tuple[str | None, ...]]) -> Table:
+    """Add rows to a table, each a style and cells, with the number of equal ones."""
+    for (colour, name, *cells), n in rows.items():
+        made.add_row(Text(f"{name}" + f", {n}x" * (n > 1)), *(Text(c or "") for c in cells), style=colour)
     return made
 
 
@@ -83,12 +87,13 @@ def target_tables(found: Sequence[targets.ForeignInspection]) -> list[Renderable
     shown: list[RenderableType] = []
     for f in found:
         names = ["instr", "width", "FMA", "load", "spill", "port limit", "cycles"]
-        made = table("loop", *(f">{n}" for n in names))
+        made, rows = table("loop", *(f">{n}" for n in names)), Counter[tuple[str | None, ...]]()
         for v in f.loops:
             numbers = [str(n) for n in (v.instructions, v.width, v.fmas, v.loads, v.spills or "")]
             cycles = "" if v.cycles is None else f"{v.cycles:.1f}"
-            made.add_row(Text(v.function), *numbers, f"{v.limit:.1f}", cycles, style="yellow" if v.spills else None)
-        shown += [Text.assemble((f"{f.op}[{f.variant}]", "bold"), f" for {f.target}  {f.where}"), made]
+            rows["yellow" if v.spills else None, v.function, *numbers, f"{v.limit:.1f}", cycles] += 1
+        title = Text.assemble((f"{f.op}[{f.variant}]", "bold"), f" for {f.target}  {f.where}")
+        shown += [title, _filled(made, rows)]
     if not any(v.cycles for f in found for v in f.loops):
         shown.append(Text("no cycles: there is no llvm-mca (Debian's package llvm), or it has no model of the machine"))
     return shown

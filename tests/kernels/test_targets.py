@@ -111,6 +111,20 @@ def test_a_loop_is_read(name: str) -> None:
     assert (loop.fmas, loop.loads, loop.spills) == (1, 1, 1)
 
 
+BACK = {"neoverse-v2": ("\tb\t.LBB0_1\n", "\ttbnz\tw0, #1, .LBB0_1\n"), "znver4": ("\tjmp\t.LBB0_1\n",)}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_jump_back_makes_a_loop_and_a_table_of_places_none(name: str) -> None:
+    head, body = LOOPS[name].split(".LBB0_2:")
+    body = "".join(line for line in body.splitlines(keepends=True) if ".LBB" not in line)
+    for jump in BACK[name]:
+        (loop,) = reader.loops(head + body + jump, TARGETS[name])
+        assert loop.fmas == 1
+    for line in ("\tadr\tx8, .LBB0_1\n", "\t.long\t.LBB0_1\n"):
+        assert reader.loops(head + body + line, TARGETS[name]) == []
+
+
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_tile_of_each_machine_is_right_here(name: str) -> None:
     tile, depth = host.choose(TARGETS[name].features), 5
