@@ -27,6 +27,15 @@ from cpuopt.kernels.toolkit.fastmath import tanh
 from cpuopt.kernels.toolkit.lanes import LANES, load, store
 F = np.float32
 CHUNK, HALF, PLAIN = 4096, F(0.5), 0.5
+
+@helper()
+def doubled(x):
+    return x * PLAIN * 0.3 + x  # here
+
+@helper()
+def single(x):
+    return x * HALF * F(0.3) + x
+
 """
 FEW = ("gelu_forward", "softmax_forward")
 """Kernels of the package that are inspected quickly, too."""
@@ -112,6 +121,7 @@ COMPILED = {
             store(out, i, x * load(inp, i) + HALF)""",
     ),
     "N02": ("gelu_forward", f"{ALONE}out[i] = x * PLAIN * 0.3 + x  # here", f"{ALONE}out[i] = x * HALF * F(0.3) + x"),
+    "N02-helper": ("gelu_forward", f"{ALONE}out[i] = doubled(x)", f"{ALONE}out[i] = single(x)"),
 }
 TEXTS = {
     "M01": (
@@ -300,9 +310,46 @@ def test_a_row_is_no_column(index):
 
 def test_a_gain_is_not_more_than_the_roof_allows():
     found = facts("M05", 0)[1]
-    assert shown("M05", advise(found))[0].gain == 3 * LANES
+    assert shown("M05", advise(found))[0].gain == LANES
     found.call = CallTime(found.call.shapes, 4, 3e5, 1e5)
     assert shown("M05", advise(found))[0].gain == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gain"),
+    [
+        ((512, 768), LANES),  # the lines of 512 rows are 32 KB
+        ((513, 768), 3 * LANES),
+        ((4096, 3), 3 * 3),  # rows of 12 bytes share lines, and no vector holds more than 3 floats
+        ((2048, 3), 3),
+    ],
+)
+def test_the_gain_of_a_column_follows_from_its_sizes(sizes, gain):
+    op, _, body, _ = TEXTS["M05"]
+    call = CallTime({"out": sizes, "inp": sizes}, 1, 1e9, nearest=1 << 15)
+    found = KernelFacts(ops.ALL[op], HEAD + text_of(op, "mine", body), HEAD.count("\n") + 1, [], {}, True, call)
+    assert [a.gain for a in shown("M05", advise(found))] == [gain]
+
+
+def test_a_column_of_unknown_sizes_has_no_gain_and_says_why():
+    found = facts("M05", 0)[1]
+    found.call = None
+    (a,) = shown("M05", advise(found))
+    assert a.gain is None
+    assert "one element of each row; the gain depends on the sizes of a call" in a.said
+
+
+@pytest.mark.parametrize(("ns", "gain"), [(6000.0, 6), (20000.0, 20 / 15), (5050.0, 50.5), (4000.0, 40)])
+def test_a_call_on_one_thread_saves_no_more_than_the_start(ns, gain):
+    found = facts("T03", 0)[1]
+    found.call = CallTime(found.call.shapes, 4, ns, 0.1, 5000.0)
+    assert [a.gain for a in shown("T03", advise(found))] == [pytest.approx(gain)]
+
+
+def test_a_call_on_one_thread_takes_its_work():
+    found = facts("T03", 0)[1]
+    found.call = CallTime(found.call.shapes, 4, 6000.0, 100.0, 5000.0)
+    assert [a.gain for a in shown("T03", advise(found))] == [pytest.approx(6000 / (100 * 4 / 0.25))]
 
 
 def test_the_page_has_each_rule_with_what_to_try():

@@ -6,7 +6,7 @@ Types are followed from the declared arguments through the text. What is not und
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ CASTS = {WIDE: SINGLE, "float64": DOUBLE, "float": DOUBLE}
 CASTS |= dict.fromkeys(("int", "int32", "int64", "uint64", "len", "floor", "ceil", "trunc", "bool"), INT)
 ALIKE = {"abs", "fabs", "max", "min", "maximum", "minimum", "sign", "clip"}
 """Functions whose result is of the widest type of their arguments; that of any other is a float."""
+MOST = 50
+"""The calls of functions that are followed, each with other types: a text may come from a stranger."""
 
 
 def note(kernel: Kernel) -> str:
@@ -43,17 +45,40 @@ def note(kernel: Kernel) -> str:
 class Doubles(ast.NodeVisitor):
     """The types in a function.
 
+    Parameters
+    ----------
+    functions : those that it may call, by name, which are followed, too.
+    known : the types of their results, and the lines found in them, by name and types.
+
     Attributes
     ----------
-    first : the first line that makes a float64 of a float32; 0 if there is none.
+    made : the lines that make a float64 of a float32.
+    first : the first of them; 0 if there is none.
     """
 
-    def __init__(self, types: Mapping[str, str], names: Mapping[str, Any], node: ast.FunctionDef) -> None:
+    def __init__(
+        self,
+        types: Mapping[str, str | None],
+        names: Mapping[str, Any],
+        node: ast.FunctionDef,
+        functions: Mapping[str, ast.FunctionDef] | None = None,
+        known: dict[Any, tuple[str | None, list[int]]] | None = None,
+    ) -> None:
+        self.names, self.functions, self.known = names, functions or {}, {} if known is None else known
         self.types: dict[str, str | None] = {n: _type(x) for n, x in names.items()} | dict(types)
         self.made: list[int] = []
         for _ in range(2):  # what a loop's end assigns is read at its start
+            self.returned: list[str | None] = []
             self.visit(node)
         self.first = min(self.made, default=0)
+
+    def visit_Expr(self, s: ast.Expr) -> None:
+        """Follow a call whose result is not used."""
+        self.type(s.value)
+
+    def visit_Return(self, s: ast.Return) -> None:
+        """Note the type of a result."""
+        self.returned.append(self.type(s.value) if s.value else None)
 
     def visit_Assign(self, s: ast.Assign) -> None:
         """Note the type of its value for its targets."""
@@ -116,8 +141,7 @@ class Doubles(ast.NodeVisitor):
             case ast.Compare() | ast.BoolOp():
                 return INT
             case ast.IfExp(body=x, orelse=y):
-                both = {self.type(x), self.type(y)}
-                return both.pop() if len(both) == 1 else None if None in both else DOUBLE
+                return _common([self.type(x), self.type(y)])
             case ast.Call(func=ast.Attribute(value=x)) if known := self.type(x):  # a.reshape(...), a.sum()
                 return known
             case ast.Call(func=f, args=args):
@@ -126,6 +150,17 @@ class Doubles(ast.NodeVisitor):
 
     def called(self, e: ast.Call, name: str, args: list[str | None]) -> str | None:
         """Return the type of a call."""
+        if callee := self.functions.get(name):
+            given = dict(zip([a.arg for a in callee.args.args], args, strict=False))
+            given |= {k.arg: self.type(k.value) for k in e.keywords if k.arg}
+            key = name, *given.items()
+            if key not in self.known and len(self.known) < MOST:
+                self.known[key] = None, []  # where it calls itself
+                inner = Doubles(given, self.names, callee, self.functions, self.known)
+                self.known[key] = _common(inner.returned), inner.made
+            found, made = self.known.get(key, (None, []))
+            self.made += [line for line in made if line not in self.made]
+            return found
         if name in CASTS:
             return CASTS[name]
         if name in ("zeros", "ones", "empty", "full"):
@@ -133,10 +168,10 @@ class Doubles(ast.NodeVisitor):
             return next((CASTS[k] for k in kinds if k in CASTS), DOUBLE)
         if not hasattr(np, name) and name not in ("erf", "erfc", "acos", "asin", "atan", "atan2", "pow"):
             return None  # a function of one's own
-        found = args[0] if args else None
+        mixed = args[0] if args else None
         for other in args[1:]:
-            found = self.mixed(e, found, other)
-        return DOUBLE if found == INT and name not in ALIKE else found
+            mixed = self.mixed(e, mixed, other)
+        return DOUBLE if mixed == INT and name not in ALIKE else mixed
 
 
 def _type(x: Any) -> str | None:
@@ -144,3 +179,9 @@ def _type(x: Any) -> str | None:
     if isinstance(x, np.ndarray | np.generic):
         return INT if x.dtype.kind in "iub" else str(x.dtype)
     return INT if isinstance(x, int) else DOUBLE if isinstance(x, float) else None
+
+
+def _common(types: Sequence[str | None]) -> str | None:
+    """Return the type of a value that has one of some types."""
+    kinds = {*types}
+    return kinds.pop() if len(kinds) == 1 else None if not kinds or None in kinds else DOUBLE

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, prod
 from typing import Any, ClassVar
 
@@ -33,6 +34,8 @@ LEAST = 1.1
 """The gain below which nothing is said."""
 PAGE, COLUMN = 4096, 3
 """Bytes after which addresses share a set of the first-level cache; how many times as long the second level takes."""
+LINE_BYTES, CALLED = 64, 100.0
+"""The bytes of a cache line, and the least ns of a call from Python."""
 ISSUED, PIPES, LATENCY = 4, 16, 4
 """What a core starts in a cycle: instructions, and floats to load and to compute; the cycles of an addition."""
 LATENCIES = {"div": 11, "sqr": 14, "and": 1, "or": 1, "orp": 1, "xor": 1}
@@ -104,6 +107,7 @@ class CallTime:
     ns, least_ns, start_ns : its time, that of the roof, and that of the start of a parallel loop.
     gflops : of multiply-adds at the roof.
     level : the smallest level of memory that holds its arrays.
+    nearest : the bytes of the first-level cache.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -113,6 +117,7 @@ class CallTime:
     start_ns: float = inf
     level: str = ""
     gflops: float = 0.0
+    nearest: float = 0.0
 
     @classmethod
     def of(cls, op: Op | None, timed: Mapping[str, Any], ns: float, threads: int, roofs: Roofs | None) -> CallTime:
@@ -123,7 +128,8 @@ class CallTime:
         if roofs is None:
             return cls(shapes, threads, ns)
         least = roofs.bound(timed["flops"], timed["bytes"], timed.get("operands", WIDE))[0]
-        return cls(shapes, threads, ns, least, 1e3 * roofs.launch_us, roofs.level(timed["bytes"]), roofs.gflops)
+        level, nearest = roofs.level(timed["bytes"]), roofs.levels[0].holds(1)
+        return cls(shapes, threads, ns, least, 1e3 * roofs.launch_us, level, roofs.gflops, nearest)
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,13 @@ class KernelFacts:
         self.params = {a.arg for a in self.node.args.args} if self.node else set[str]()
         self.fors = [n for n in ast.walk(self.node) if isinstance(n, ast.For)] if self.node else []
         self.every = [n for n in ast.walk(tree) if isinstance(n, ast.For)]
+        self.helpers = {n.name: n for n in found if n is not self.node and outer[n.name] == 1}
+
+    @cached_property
+    def doubles(self) -> Doubles | None:
+        """The types in the kernel, and in the functions of its file that it calls."""
+        names = {**self.constants, "np": np}
+        return Doubles(self.types, names, self.node, self.helpers) if self.node else None
 
     def _assign(self, body: Sequence[ast.stmt], only: Sequence[str]) -> None:
         """Evaluate those assignments of a block to some names that can be evaluated."""
@@ -499,8 +512,12 @@ def chain(code: Sequence[Instruction]) -> tuple[float, int]:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def columns(f: KernelFacts) -> Iterator[tuple[int, str, int | None]]:
-    """Yield innermost loops that walk down a column: line, access, and bytes from row to row if they are known."""
+def columns(f: KernelFacts) -> Iterator[tuple[int, str, int | None, float]]:
+    """Yield innermost loops that walk down a column: line, access, bytes from row to row, gain by the sizes.
+
+    A vector holds no more floats than there are columns. The next column finds its lines in the first-level cache, or,
+    if all rows are too many for it, in the second. Without sizes the bytes are None and the gain is 0.
+    """
     for loop in f.innermost:
         v, n = variable(loop), f.extent(loop)
         if not v or (n is not None and n <= FEW_TRIPS):
@@ -518,14 +535,19 @@ def columns(f: KernelFacts) -> Iterator[tuple[int, str, int | None]]:
             if mentions(last, v) or not any(isinstance(e, ast.Name) and e.id == v for e in rows):
                 continue
             at = next(k for k, e in enumerate(rows) if isinstance(e, ast.Name) and e.id == v)
-            stride = prod(shape[at + 1 :]) * 4 if shape else None
-            yield loop.lineno, f"{name}[{ast.unparse(index).strip('()')}]", stride
+            access = f"{name}[{ast.unparse(index).strip('()')}]"
+            if not f.call or not shape:
+                yield loop.lineno, access, None, 0.0
+                continue
+            stride = prod(shape[at + 1 :]) * 4
+            lost = (n or shape[at]) * min(stride, LINE_BYTES) > f.call.nearest
+            yield loop.lineno, access, stride, min(LANES, shape[-1]) * (COLUMN if lost else 1)
 
 
 @rule("M01", "walk along rows, or pad the rows of a buffer of your own by 64 bytes")
 def aliased(f: KernelFacts) -> Iterator[Finding]:
     """Find columns whose elements share the sets of the first-level cache."""
-    for line, access, stride in columns(f):
+    for line, access, stride, _ in columns(f):
         if stride and stride % PAGE == 0:
             yield Finding(line, f"walks down a column, {access}, in steps of {stride:,} bytes, a multiple of {PAGE:,}")
 
@@ -553,10 +575,12 @@ def reread(f: KernelFacts) -> Iterator[Finding]:
 @rule("M05", "exchange the loops inside of prange, so that the innermost one runs along the last axis")
 def strided(f: KernelFacts) -> Iterator[Finding]:
     """Find other columns."""
-    for line, access, stride in columns(f):
-        if not stride or stride % PAGE:
-            steps = f" in steps of {stride:,} bytes" if stride else ""
-            yield Finding(line, f"walks down a column, {access},{steps or ' one element of each row'}", COLUMN * LANES)
+    for line, access, stride, gain in columns(f):
+        if not stride:
+            seen = f"walks down a column, {access}, one element of each row; the gain depends on the sizes of a call"
+            yield Finding(line, seen)
+        elif stride % PAGE:
+            yield Finding(line, f"walks down a column, {access}, in steps of {stride:,} bytes", gain)
 
 
 # Threads --------------------------------------------------------------------------------------------------------------
@@ -584,7 +608,7 @@ def started(f: KernelFacts) -> Iterator[Finding]:
     if f.node and top and all(n in f.node.body for n in top) and 0 < alone < f.call.start_ns / 2:
         seen = f"starts {f.call.threads} threads, which takes {f.call.start_ns / 1e3:.2g} us, for work that takes one "
         seen += f"thread {alone / 1e3:.2g} us at a quarter of the roof"
-        yield Finding(top[0].lineno, seen, f.call.ns / alone)
+        yield Finding(top[0].lineno, seen, f.call.ns / max(alone, f.call.ns - f.call.start_ns, CALLED))
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
@@ -593,7 +617,7 @@ def started(f: KernelFacts) -> Iterator[Finding]:
 @rule("N01", "sum chunks of fixed size into an array, and add these in order")
 def ordered(f: KernelFacts) -> Iterator[Finding]:
     """Find sums that numba splits by threads."""
-    known = Doubles(f.types, {**f.constants, "np": np}, f.node).types if f.node else {}
+    known = f.doubles.types if f.doubles else {}
     for loop in f.parallel_loops if f.parallel else ():
         sums = [n for n in ast.walk(loop) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)]
         own = {id(n.target) for n in sums}
@@ -608,11 +632,9 @@ def ordered(f: KernelFacts) -> Iterator[Finding]:
 @rule("N02", "write np.float32(...) around its numbers, outside of the function, and around such results")
 def widened(f: KernelFacts) -> Iterator[Finding]:
     """Find where an innermost loop turns float32 to float64."""
-    if f.node and any(i.double and i.line for loop in f.loops for i in loop.code):
-        made = Doubles(f.types, {**f.constants, "np": np}, f.node).made
-        inner = {i.line for loop in f.loops for i in loop.code if i.double}
-        if found := sorted(set(made) & inner):
-            yield Finding(found[0], "computes in float64, since a number or a result in it is one", 2.0)
+    inner = {i.line for loop in f.loops for i in loop.code if i.double and i.line}
+    if inner and f.doubles and (found := sorted(inner.intersection(f.doubles.made))):
+        yield Finding(found[0], "computes in float64, since a number or a result in it is one", 2.0)
 
 
 def advise(f: KernelFacts) -> list[Advice]:

@@ -182,6 +182,45 @@ def test_what_computes_in_float64_is_told(line):
     assert bool(found) == LINES[line]
 
 
+HELPED = """
+def f(y, x):
+    y[0] = helped(x[0]) + x[0]
+def helped(v):
+    {}
+def other(v, k):
+    return v * k
+"""
+HELPERS = {
+    "return v * 0.5": {"return v * 0.5", "y[0] = helped(x[0]) + x[0]"},
+    "return v * HALF": set(),
+    "return 0.5": {"y[0] = helped(x[0]) + x[0]"},
+    "return v if v > 0 else 0.5": {"y[0] = helped(x[0]) + x[0]"},  # numba makes one type of both
+    "other(v, k=0.5)": {"return v * k"},
+    "other(v, HALF)": set(),
+}
+
+
+@pytest.mark.parametrize("body", HELPERS)
+def test_a_function_that_is_called_is_followed(body):
+    text = HELPED.format(body)
+    f, *others = doubles.ast.parse(text).body
+    known, names = {"y": "float32", "x": "float32"}, {"np": np, "HALF": np.float32(0.5)}
+    found = doubles.Doubles(known, names, f, {node.name: node for node in others}).made
+    assert {text.splitlines()[n - 1].strip() for n in found} == HELPERS[body]
+    assert doubles.Doubles(known, names, f).first == 0
+
+
+def test_functions_that_call_each_other_end_soon():
+    names = [f"f{i}" for i in range(300)]
+    calls = "".join(
+        f"def {a}(v):\n    return {b}({b}(v)) + {b}(1)\n" for a, b in zip(names, [*names[1:], "f0"], strict=True)
+    )
+    nodes = {node.name: node for node in doubles.ast.parse(calls).body}
+    found = doubles.Doubles({"v": "float32"}, {}, nodes["f0"], nodes)
+    assert len(found.known) <= doubles.MOST
+    assert found.made == []
+
+
 class Model(nn.Module):
     def __init__(self, op):
         self.op, self.loss = op, nn.CrossEntropyLoss()
