@@ -294,15 +294,16 @@ def profile(
     """
     from .kernels.compile.sampling import ThreadSampler  # numba is imported late
     from .kernels.registry import op_matches
+    from .kernels.toolkit.regions import Parts
     from .measure import rates
-    from .measure.lines import by_line
+    from .measure.lines import Slowest, by_line
 
     there = {b.call.op.name for b in job.engine.calls}
     if lines is not None and not any(op_matches(op, lines) for op in there):
         raise UserError(f"lines of {lines!r}: the step has no such op; {nearest(lines, there)}")
     forget_peak()  # measuring roofs takes more memory than a small model
     s, others = job.settings, Others()
-    taken, samples = 0, list[Array]()
+    taken, samples, slowest, parts = 0, list[Array](), Slowest(), None if regions is None else Parts()
     sampling: AbstractContextManager[ThreadSampler | None] = nullcontext() if lines is None else ThreadSampler()
     with sampling as sampler:
         profiler = Profiler(job.engine, regions=regions, sampler=sampler)
@@ -311,8 +312,12 @@ def profile(
                 job.take_step(profiler.time_step)
                 tick()
                 if sampler:
-                    samples += [sampler.take()] if i >= warmup else []
                     sampler.follow()
+                    seen, ran = sampler.take(), parts.take() if parts else np.zeros((0, 3), np.int64)
+                    if i >= warmup:
+                        samples.append(seen)
+                        ran[:, 0] = sampler.number(ran[:, 0])
+                        slowest.add(i, profiler.steps[-1].runs, seen, ran)
                 if i >= warmup:
                     taken += profiler.steps[-1].end - profiler.steps[-1].start
                 if i + 1 - warmup >= LEAST and taken >= enough_s * 1e9:
@@ -324,7 +329,7 @@ def profile(
     how |= {"warmup": warmup, "checked": job.checked, "int8": job.int8, "doubts": doubts, "roofs": roofs}
     if lines is not None:
         wanted = None if lines == "*" else lambda op: op_matches(op, lines)
-        how["lines"] = by_line(np.concatenate(samples), profiler.sampled, job.engine.kernels, wanted)
+        how["lines"] = by_line(np.concatenate(samples), profiler.sampled, job.engine.kernels, wanted, slowest)
         if sampler and sampler.lost:
             doubts.append(f"{count(sampler.lost, 'sample')} of lines were lost: more came in a step than are kept")
     return profiler.profile(**how)

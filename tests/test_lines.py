@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,11 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.compile import line_table, places
 from cpuopt.kernels.compile.jit import code_digest
 from cpuopt.kernels.compile.sampling import ThreadSampler, unavailable
+from cpuopt.kernels.toolkit import regions
 from cpuopt.kernels.toolkit.threads import set_threads
 from cpuopt.measure import lines
+from cpuopt.report.html import heat, threads
+from cpuopt.report.html.svg import short
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "here")
 
@@ -136,6 +140,74 @@ def test_a_late_chunk_shows_its_thread_and_its_line(mine):
     by_thread = np.sum([r.threads for r in rows], axis=0)
     assert max(by_thread) > 0.9 * sum(by_thread)
     assert sum(by_thread) > 0.9 * sum(r.samples for r in found.rows if r.file)
+
+
+def test_the_slowest_calls_show_each_thread_and_its_samples(mine):
+    regions.watch()
+    kernel = registry.find("residual_forward", "late")
+    kernel.compile()
+    x, n = np.zeros((2, 64), np.float32), 12
+    work = [np.full(64, 400 * N if i == 7 else N, np.float32) for i in range(n)]
+    kernel.function(*x, work[0])
+    call = SimpleNamespace(call=SimpleNamespace(op=kernel.op, layer="h.0"), kernel=kernel)
+    slowest, parts = lines.Slowest(), regions.Parts()
+    with ThreadSampler() as sampler:
+        sampler.mark[0] = 0
+        marks = [time.perf_counter_ns()]
+        for i in range(n):
+            kernel.function(*x, work[i])
+            marks.append(time.perf_counter_ns())
+        samples, ran = sampler.take(), parts.take()
+        ran[:, 0] = sampler.number(ran[:, 0])
+    assert (sampler.number(np.array([threading.get_ident(), 5])) == [0, -1]).all()
+    for step in range(2):
+        slowest.add(step, [([call] * 6, np.array(marks[6 * step : 6 * step + 7]))], samples, ran)
+    (found,) = lines.by_line(samples, [call], [kernel], slowest=slowest)
+    took = np.diff(marks)
+    assert [(c.step, c.us) for c in found.slowest] == [(i // 6, took[i] / 1e3) for i in np.argsort(-took)[:3]]
+    first = found.slowest[0]
+    assert first.us == took[7] / 1e3
+    for slow in found.slowest:
+        assert all(0 <= a <= b <= slow.us for t in slow.threads for a, b in t.parts)
+        assert all(0 <= at <= slow.us for t in slow.threads for at, _ in t.samples)
+    assert sum(len(t.parts) for t in first.threads) == 2
+    busy, idle = sorted((t for t in first.threads if t.parts), key=lambda t: t.parts[0][0] - t.parts[0][1])
+    (start, end), (a, b) = busy.parts[0], idle.parts[0]
+    assert end - start > 0.5 * first.us
+    assert b - a < 0.5 * (end - start)
+    seen = [first.places[place] for at, place in busy.samples if start < at < end]
+    at = [1 + i for i, text in enumerate(FILE.splitlines()) if text.endswith("# late")]
+    assert len(seen) > 5
+    assert sum(place in [f"{mine}:{n} residual_forward" for n in at] for place in seen) > 0.9 * len(seen)
+    page = read(heat([found])).one("details")
+    tips = [r.one("title").text for picture in [*page.all("svg")][:1] for r in picture.all("rect")]
+    assert sum("part of a parallel loop" in tip for tip in tips) == 2
+    assert len(tips) == 2 + sum(len(t.samples) for t in first.threads)
+    assert f"h.0 in step 1: {short(first.us / 1e3)} ms" in page.text
+    used = {threads.kind_of(place) for slow in found.slowest for place in slow.places}
+    assert [li.text for li in page.all("li")] == [threads.MEANING[k] for k in threads.KINDS if k in {*used, "part"}]
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/home/me/mine.py:12 f", threads.LINE),
+        ("/home/me/notebook:12 ", threads.LINE),
+        ("waiting (libgomp)", threads.WAITING),
+        ("math functions (libm)", threads.MATH),
+        ("f (lines unknown)", threads.OTHER),
+        ("Python", threads.OTHER),
+    ],
+)
+def test_a_sample_has_the_colour_of_its_place(place, kind):
+    assert threads.kind_of(place) == kind
+    call = lines.SlowCall(layer="<h>", step=1, us=12.5, places=[place], threads=[])
+    call = replace(call, threads=[lines.ThreadTimes(thread=t, parts=[], samples=[(3.0, 0)]) for t in (0, 4, -1)])
+    assert threads.slow_calls(SimpleNamespace(slowest=[])) is None
+    page = read(threads.slow_calls(SimpleNamespace(slowest=[call])))
+    assert [r.attrs["class"] for r in page.all("rect")] == [kind] * 3
+    assert [t.text for t in page.all("text", class_="row")] == ["main", "thread 4", "others"]
+    assert "<h> in step 1: 12.5 µs" in page.text
 
 
 def test_a_kernel_bound_by_libm_shows_it(mine):
@@ -283,10 +355,14 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     rows = [row for row in read(page).one(id="lines").all(class_="row") if row.one(class_="heat").text]
     texts = [row.one(class_="text").text for row in rows]
     assert any("range(C)" in text or "weight[o, i]" in text for text in texts), texts
+    assert len([*read(page).one(id="lines").all("svg")]) == lines.SLOWEST
     assert cli.main([*command, "nothing"]) == 2
     assert "the step has no such op" in capsys.readouterr().err
     (record,) = Path("runs").glob("*/record.json")
     content = json.loads(record.read_text())
+    (slow,) = [op["slowest"] for op in content["profile"]["lines"]]
+    assert [c["us"] for c in slow] == sorted((c["us"] for c in slow), reverse=True)
+    assert all(len([t for t in c["threads"] if t["parts"]]) == 2 for c in slow)
     for row in content["profile"]["layers"]:
         row |= {"variant": "mine", "ms": row["ms"] / 2}
     before = ran(capsys, "kernels", "--headroom")["headroom"]

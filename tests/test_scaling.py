@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from heapq import heapify, heapreplace
 from math import isclose
@@ -200,6 +202,36 @@ def test_the_log_counts_the_chunks_of_each_region():
         assert log.regions() == []
         work(x, 11, queue, 16, 37)
         assert all(0 < r.slowest <= r.work and r.slowest <= r.wall for r in log.regions())
+    finally:
+        threads.set_threads(None)
+
+
+def test_each_part_of_a_region_is_listed_with_its_thread_and_its_time():
+    regions.watch()
+
+    @helper(parallel=True)
+    def work(x, first):
+        for i in prange(2):
+            s = np.float32(0)
+            for j in range(first if i == 0 else 10):
+                s += np.sin(x[j % 8])
+            x[8 + i] = s
+
+    parts, x = regions.Parts(), np.ones(12, np.float32)
+    threads.set_threads(2)
+    try:
+        work(x, 1)
+        parts.take()
+        start = time.perf_counter_ns()
+        work(x, 300_000)
+        end = time.perf_counter_ns()
+        found = parts.take()
+        assert len({*found[:, 0]}) == len(found) == 2
+        assert threading.get_ident() in found[:, 0]  # which is what pthread_self returns
+        assert start <= found[:, 1].min() <= found[:, 2].max() <= end
+        took = np.sort(found[:, 2] - found[:, 1])
+        assert took[1] > 100 * took[0]
+        assert len(parts.take()) == 0
     finally:
         threads.set_threads(None)
 

@@ -1,7 +1,7 @@
 """Samples of running machine code: where each thread is when another millisecond of its CPU time has passed.
 
 Each thread has a timer of its CPU time, whose signal interrupts that thread alone. The handler is machine code. It
-writes the interrupted instruction's address, the thread's number and the current mark into a ring of samples. It runs
+writes the interrupted instruction's address, the thread's number, the current mark and the time into a ring. It runs
 no Python and allocates nothing, and the interrupted code stays as it is. It needs neither ``perf_event_open`` nor root.
 
 Linux limits timers of CPU time to its tick, 250 or 1,000 a second, with which periodic work can be in step. So the tick
@@ -19,6 +19,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 from ctypes import c_int, c_long, c_void_p
 from types import TracebackType
@@ -40,7 +41,7 @@ COARSE = 6
 LATE_NS = 100_000
 """The delay from which a sample does not count: another process had the core."""
 THREADS = 1 << 16
-"""Threads whose samples have a time, a power of two; more share it."""
+"""Threads that the handler knows, a power of two; more share a place."""
 ADDRESS, VALUE = 168, 24
 """Where ``ucontext_t`` has the interrupted address, and ``siginfo_t`` the number that a timer was made with."""
 THREAD_ID, SIGINFO, RESTART = 4, 4, 0x10000000
@@ -73,6 +74,9 @@ define void @handler(i32 %signal, ptr %info, ptr %context) {{
   br i1 %ticked, label %tick, label %sample
 tick:
   %cycles = call i64 @llvm.readcyclecounter()
+  %self = call i64 @pthread_self()
+  %self.at = getelementptr i64, ptr inttoptr (i64 {selves} to ptr), i64 %thread
+  store i64 %self, ptr %self.at
   %mixed = mul i64 %cycles, -7046029254386353131
   %random = lshr i64 %mixed, 24
   %span = load i64, ptr inttoptr (i64 {span} to ptr)
@@ -108,19 +112,21 @@ none:
 running:
   %n = atomicrmw add ptr inttoptr (i64 {taken} to ptr), i64 1 monotonic
   %i = and i64 %n, {last}
-  %slot = getelementptr [4 x i64], ptr inttoptr (i64 {ring} to ptr), i64 %i
+  %slot = getelementptr [5 x i64], ptr inttoptr (i64 {ring} to ptr), i64 %i
   %mark = load volatile i64, ptr inttoptr (i64 {mark} to ptr)
-  %a = insertvalue [3 x i64] poison, i64 %address, 0
-  %b = insertvalue [3 x i64] %a, i64 %thread, 1
-  %c = insertvalue [3 x i64] %b, i64 %mark, 2
-  store [3 x i64] %c, ptr %slot
+  %a = insertvalue [4 x i64] poison, i64 %address, 0
+  %b = insertvalue [4 x i64] %a, i64 %thread, 1
+  %c = insertvalue [4 x i64] %b, i64 %mark, 2
+  %d = insertvalue [4 x i64] %c, i64 %now, 3
+  store [4 x i64] %d, ptr %slot
   %whole = add i64 %n, 1
-  %whole.at = getelementptr i64, ptr %slot, i64 3
+  %whole.at = getelementptr i64, ptr %slot, i64 4
   store atomic i64 %whole, ptr %whole.at release, align 8
   ret void
 }}
 
 declare i64 @llvm.readcyclecounter()
+declare i64 @pthread_self()
 """
 
 
@@ -136,10 +142,11 @@ class _Ring:
     """The handler and its memory. A process makes one and keeps it: a signal may be pending when its timer is gone."""
 
     def __init__(self, libc: Any) -> None:
-        self.slots, self.state = np.zeros((SLOTS, 4), np.int64), np.array([0, NO_MARK, 1])
-        self.due, taken = np.zeros(THREADS, np.int64), self.state.ctypes.data
+        self.slots, self.state = np.zeros((SLOTS, 5), np.int64), np.array([0, NO_MARK, 1])
+        (self.due, self.selves), taken = np.zeros((2, THREADS), np.int64), self.state.ctypes.data
         places = {"taken": taken, "mark": taken + 8, "span": taken + 16, "ring": self.slots.ctypes.data}
-        places |= {"due": self.due.ctypes.data, "clock": ctypes.cast(libc.clock_gettime, c_void_p).value}
+        places |= {"due": self.due.ctypes.data, "selves": self.selves.ctypes.data}
+        places |= {"clock": ctypes.cast(libc.clock_gettime, c_void_p).value}
         numbers = {"last": SLOTS - 1, "threads": THREADS - 1, "late": LATE_NS, "address": ADDRESS, "value": VALUE}
         llvm.initialize_native_asmparser()
         self.engine = regions.loaded(HANDLER.format(**places, **numbers, settime=SETTIME, real_time=REAL_TIME))
@@ -202,7 +209,9 @@ class ThreadSampler:
             self.mark: Array = self._ring.state[1:2]
             self._ring.state[2] = max(self.period_ns, round(1e9 * time.clock_getres(COARSE)))
             self.mark[0], self._read = NO_MARK, int(self._ring.state[0])
+            self._ring.selves[:] = 0
             self.follow()
+            self._ring.selves[self.threads.index(threading.get_native_id())] = threading.get_ident()
         except BaseException:
             self._stop()
             raise
@@ -243,12 +252,20 @@ class ThreadSampler:
         return made.value
 
     def take(self) -> Array:
-        """Return the samples since the last call: int64 (n, 3), each an address, a thread and a mark."""
+        """Return the samples since the last call: int64 (n, 4), each an address, a thread, a mark and a time in ns.
+
+        The time is that of the clock of ``time.perf_counter_ns``.
+        """
         end = int(self._ring.state[0])
         first = max(self._read, end - SLOTS)
         numbers = np.arange(first, end)
         rows = self._ring.slots[numbers & (SLOTS - 1)]
-        whole = rows[:, 3] == numbers + 1
+        whole = rows[:, 4] == numbers + 1
         self.lost += first - self._read + int((~whole).sum())
         self._read = end
-        return rows[whole, :3]
+        return rows[whole, :4]
+
+    def number(self, selves: Array) -> Array:
+        """Return the threads that have some numbers by ``pthread_self``; -1 for one without a tick of CPU time."""
+        known = {int(self._ring.selves[i]): i for i in range(min(len(self.threads), THREADS))}
+        return np.array([known.get(x, -1) for x in selves.tolist()], np.int64)

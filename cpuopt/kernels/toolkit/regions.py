@@ -1,8 +1,8 @@
 """The load balance of threads: every parallel region measures each thread's part of it.
 
 Kernels contain no timing. numba starts the threads of a region through one function, ``numba_parallel_for``, whose
-address is looked up when a kernel is loaded. `watch` puts a function in its place that notes, for each thread, the time
-from when its part begins to when it ends, and then calls numba's own. Kernels loaded before are not seen.
+address is looked up when a kernel is loaded. `watch` puts a function in its place that notes, for each thread, when its
+part begins and when it ends, and then calls numba's own. Kernels loaded before are not seen. `Parts` lists these times.
 
 `Log` lists the regions one by one, with the chunks that they are cut into: the iterations of the ``prange``, as numba
 hands them to the threads, or the chunks of the queue that threads took from. These take from the first share, which is
@@ -36,6 +36,8 @@ ROWS = 4096
 """The regions that are listed at a time; older ones are overwritten."""
 NUMBERS = 6
 """The numbers of a region that is listed: those of `Region`, with its iterations and its tickets for the chunks."""
+PARTS = 1 << 16
+"""The parts of threads that are listed at a time."""
 
 
 class _Emit(ir.IRBuilder):
@@ -71,6 +73,8 @@ class _Module(ir.Module):
         self.parts = self.variable("parts", ir.ArrayType(I64, SLOTS))
         self.totals = self.variable("totals", ir.ArrayType(I64, 3))
         self.rows = self.variable("rows", ir.ArrayType(I64, ROWS * NUMBERS))
+        self.ended, self.log = self.variable("ended", I64), self.variable("log", ir.ArrayType(I64, PARTS * 3))
+        self.thread = ir.Function(self, ir.FunctionType(I64, []), "pthread_self")
         self.clock = ir.Function(self, ir.FunctionType(I32, [I32, POINTER]), "clock_gettime"), I32(clock)
         self.part = ir.Function(self, PART, "part")
         self.write_part(_Emit(self.part.append_basic_block()), *self.part.args)
@@ -94,10 +98,14 @@ class _Module(ir.Module):
         """Run a thread's part of a region, and note its time."""
         start = self.now(b)
         b.call(b.read(both, unit=PART.as_pointer()), [args, dims, steps, b.read(both, 1, POINTER)])
-        took = b.sub(self.now(b), start)
+        end = self.now(b)
         i = b.atomic_rmw("add", self.used, I64(1), "monotonic")
         with b.if_then(b.icmp_unsigned("<", i, I64(SLOTS))):
-            b.store(took, b.place(self.parts, i))
+            b.store(b.sub(end, start), b.place(self.parts, i))
+        n = b.atomic_rmw("add", self.ended, I64(1), "monotonic")
+        row = b.place(self.log, b.mul(b.urem(n, I64(PARTS)), I64(3)))
+        for i, x in enumerate((b.call(self.thread, []), start, end)):
+            b.store(x, b.place(row, i))
         b.ret_void()
 
     def write_region(
@@ -157,19 +165,45 @@ class Region(NamedTuple):
     by_ticket: bool
 
 
-class Log:
+class _Rows:
+    """Rows of numbers that the code of `watch` writes one after the other: the newest of them.
+
+    Parameters
+    ----------
+    rows, count : the names of their memory and of their counter there.
+    """
+
+    def __init__(self, rows: str, count: str, size: int, width: int) -> None:
+        if watch() is None:
+            raise UserError("this version of numba starts threads in a way that cpuopt cannot watch")
+        self.address = _kept[0].get_global_value_address
+        content = (ctypes.c_int64 * (size * width)).from_address(self.address(rows))
+        self._rows = np.frombuffer(content, np.int64).reshape(size, width)
+        self._count = ctypes.c_int64.from_address(self.address(count))
+        self._read = self._count.value
+
+    def take(self) -> np.ndarray[Any, Any]:
+        """Return the rows since the last call, as long as no newer ones took their places."""
+        first, self._read = max(self._read, self._count.value - len(self._rows)), self._count.value
+        return self._rows[np.arange(first, self._read) % len(self._rows)]
+
+
+class Parts(_Rows):
+    """What threads do in regions: the number of a thread by ``pthread_self``, and when its part begins and ends, in ns.
+
+    `take` returns int64 (n, 3), at most `PARTS`; of kernels that were loaded after `watch`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("log", "ended", PARTS, 3)
+
+
+class Log(_Rows):
     """The regions that run, one by one; of kernels that were loaded after `watch`."""
 
     def __init__(self) -> None:
-        if watch() is None:
-            raise UserError("this version of numba starts threads in a way that cpuopt cannot watch")
-        address = _kept[0].get_global_value_address
-        self._rows = np.frombuffer((ctypes.c_int64 * (NUMBERS * ROWS)).from_address(address("rows")), np.int64).reshape(
-            -1, NUMBERS
-        )
-        self._seen = ctypes.c_int64.from_address(address("seen"))
-        self._queue = ctypes.c_void_p.from_address(address("queue"))
-        self._none, self._read = address("no_queue"), self._seen.value
+        super().__init__("rows", "seen", ROWS, NUMBERS)
+        self._queue, self._none = ctypes.c_void_p.from_address(self.address("queue")), self.address("no_queue")
 
     def follow(self, queue: np.ndarray[Any, Any] | None) -> None:
         """Watch a queue from now on; without one, no region takes tickets."""
@@ -177,10 +211,8 @@ class Log:
 
     def regions(self) -> list[Region]:
         """Return the regions since the last call, at most `ROWS`."""
-        first, self._read = max(self._read, self._seen.value - ROWS), self._seen.value
         found = []
-        for i in range(first, self._read):
-            wall, slowest, work, iterations, largest, tickets = self._rows[i % ROWS].tolist()
+        for wall, slowest, work, iterations, largest, tickets in self.take().tolist():
             if tickets > 0:
                 found.append(Region(wall, slowest, work, tickets, 1, True))
             else:

@@ -10,6 +10,7 @@ from ...wording import count
 from .machine_code import FunctionSource, function_around, short_path
 from .markup import Markup, join, tag
 from .svg import SHADES
+from .threads import slow_calls
 
 NOTE = (
     "Percent of the op's samples, on the line and in what was inlined into it; the tip has those of the line alone. "
@@ -36,7 +37,7 @@ def _op(op: OpLines, is_open: bool) -> Markup:
     others = [f"{r.function} {r.share:.1f} %" for r in op.rows if not r.file]
     rest = tag("p", f"Not in a kernel: {', '.join(others)}", class_="note") if others else None
     shown = [_function(p, op.samples, whole, alone) for p in sorted(parts, key=lambda p: -parts[p])]
-    return tag("details", tag("summary", head), rest, shown, open="" if is_open else None)
+    return tag("details", tag("summary", head), rest, slow_calls(op), shown, open="" if is_open else None)
 
 
 def place_of(call: str) -> tuple[str, int]:

@@ -100,6 +100,13 @@ def axes(x: LinearScale, y: LinearScale, x_name: str, y_name: str, xs: Iterable[
     return [*grid, *words]
 
 
+def time_axis(x: LinearScale, top: float, bottom: float, unit: str) -> list[Markup]:
+    """Draw a grid over time, with round numbers below and the unit of them."""
+    grid = [tag("line", x1=x(t), x2=x(t), y1=top, y2=bottom, class_="grid") for t in x.ticks(10)]
+    words = [tag("text", tick(t), x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
+    return [*grid, *words, tag("text", unit, x=x.end, y=bottom + 32, text_anchor="end", class_="name")]
+
+
 def _apart(ticks: Iterable[float], scale: LinearScale, room: float) -> list[float]:
     """Leave out ticks that are nearer to the last one than the room of a number."""
     found: list[float] = []

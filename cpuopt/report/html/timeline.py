@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...program.program import PARTS, block_of
 from .labels import shortened
 from .markup import Markup, join, tag
-from .svg import WIDTH, LinearScale, legend, phase_bars, picture, rect, short, tick
+from .svg import WIDTH, LinearScale, legend, phase_bars, picture, rect, short, time_axis
 
 if TYPE_CHECKING:
     from ...measure.profile import StepTimes
@@ -25,9 +25,7 @@ def timeline(step: StepTimes) -> Markup:
     rows = {name: i for i, name in enumerate(dict.fromkeys(block_of(b.call.layer) for b, *_ in calls))}
     bottom = TOP + ROW * len(rows)
     x = LinearScale(0, (step.end - step.start) / 1e6, LEFT, WIDTH - 10)
-    parts: list[Markup] = [tag("line", x1=x(t), x2=x(t), y1=TOP - 6, y2=bottom, class_="grid") for t in x.ticks(10)]
-    parts += [tag("text", tick(t), x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
-    parts.append(tag("text", "ms", x=WIDTH - 10, y=bottom + 32, text_anchor="end", class_="name"))
+    parts = time_axis(x, TOP - 6, bottom, "ms")
     for name, i in rows.items():
         parts.append(
             tag("text", shortened(name, 18), x=LEFT - 10, y=TOP + ROW * i + 13, text_anchor="end", class_="row")
