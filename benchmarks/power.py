@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def by_gate(a: argparse.Namespace) -> Iterator[Compare]:
                 trees[name].mkdir(exist_ok=True)
                 (trees[name] / "mine.py").write_text(text)
             plan = gate.GatePlan("base", threads=a.threads, seed=1000 * i)
-            row = gate.compared(plan, OP, "mine.py", shape, trees)
+            row = gate.compared(
+                plan, partial(gate.measured, op=OP, variant="mine.py", shape=shape, folders=trees, say=print)
+            )
             return {**row, "fails": gate.is_slower(row, plan.percent)}
 
         yield compare

@@ -20,12 +20,20 @@ from cpuopt.report import gate as report
 CHANGES = {
     "renamed": ("cpuopt/kernels/vanilla/gelu.py", "CUBIC", "CUBED"),
     "wrong": ("cpuopt/kernels/vanilla/gelu.py", "out[i] = HALF * x", "out[i] = x"),
+    "lossy": (
+        "cpuopt/models/gpt2.py",
+        "(c.vocab_size, c.n_embd, init=nn.normal(0.02)",
+        "(c.vocab_size, c.n_embd, init=nn.normal(0.5)",
+    ),
     "redeclared": ("cpuopt/ops/declaration.py", 'EPS = scalar("eps", low=1e-4', 'EPS = scalar("eps", low=2e-4'),
     "roomy": ("cpuopt/kernels/optimized/sumsq.py", '"] // CHUNK + 1', '"] // CHUNK + 2'),
     "docs": ("README.md", "a word", "another word"),
     "old": ("cpuopt/building.py", "def set_threads", "def threads_set"),
     "filed": ("mine.py", "* x * x", "* x * x * x"),
+    "spoken": ("README.md", "a word", "a kernel"),
 }
+SAID = {"spoken": "a kernel: faster: by much"}
+"""The subjects of commits that have others than their tags."""
 """Commits after ``base``: a file, what it has there, and what takes its place."""
 FILE = """
 from numba import prange
@@ -62,7 +70,7 @@ def repository(tmp_path_factory):
         text = (top / file).read_text()
         assert old in text
         (top / file).write_text(text.replace(old, new))
-        git(top, "commit", "--quiet", "-am", name)
+        git(top, "commit", "--quiet", "-am", SAID.get(name, name))
         git(top, "tag", name)
     git(top, "checkout", "--quiet", "main")
     return top
@@ -135,7 +143,10 @@ def test_a_commit_that_is_too_old_is_refused_with_its_reason(here, tmp_path, cap
         (["base:mine.pyx", "base:vanilla"], "'base:mine.pyx': expected REV:VARIANT or REV:FILE.py"),
         (["base:/mine.py", "vanilla"], "'base:/mine.py': expected a file of the commit"),
         (["base:x/../../mine.py", "vanilla"], "expected a file of the commit, by its path from the top"),
-        (["base:vanilla", "vanilla", "--in-step"], "they are compared alone; leave --in-step out"),
+        ([":vanilla", "base:vanilla"], "':vanilla': expected REV:VARIANT or REV:FILE.py"),
+        ([":/no such words:vanilla", "vanilla"], "git knows no commit ':/no such words'; fetch it"),
+        (["base^{tree}:vanilla", "vanilla"], "git knows no commit 'base^{tree}'; fetch it"),
+        (["nowhere:mine.py:mine", "vanilla"], "git knows no commit 'nowhere'; fetch it"),
     ],
 )
 def test_what_is_refused_before_a_process_starts(here, words, said, tmp_path, capsys, monkeypatch):
@@ -143,6 +154,76 @@ def test_what_is_refused_before_a_process_starts(here, words, said, tmp_path, ca
     flags = [*words[2:], "--runs", str(tmp_path), "--", "gelu_forward", *words[:2]]
     assert cli.main(["ab", *flags]) == 2
     assert said in error(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "tag", "rest"),
+    [
+        ("base:vanilla", "base", ("", "vanilla")),
+        (":/renamed:vanilla", "renamed", ("", "vanilla")),
+        (":/^a kernel: faster:mine.py:mine", "spoken", ("mine.py", "mine")),
+        ("spoken^{/kernel: f}:vanilla", "spoken", ("", "vanilla")),
+        ("filed~1:mine.py", "base", ("mine.py", "")),
+        ("base:mine:CHUNK=64", "base", ("", "mine:CHUNK=64")),
+    ],
+)
+def test_a_revision_may_hold_colons(here, text, tag, rest):
+    found = commits.KernelSource.of(text)
+    assert found.commit == git(here, "rev-parse", tag).strip()
+    assert (found.file, found.variant) == rest
+    assert commits.commit_of(found.rev, "x") == found.commit
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "variant"),
+    [("mine.py", "mine.py", ""), ("./a/mine.py:tanh", "./a/mine.py", "tanh"), ("optimized", "", "optimized")],
+)
+def test_what_lies_here_needs_no_commit(text, file, variant):
+    found = commits.KernelSource.of(text)
+    assert (found.rev, found.commit, found.file, found.variant) == ("", "", file, variant)
+
+
+def test_a_tree_that_is_there_needs_no_commit():
+    found = commits.KernelSource.of("working tree:mine.py:mine", {"working tree": Path()})
+    assert (found.rev, found.commit, found.file, found.variant) == ("working tree", "", "mine.py", "mine")
+
+
+STEP = ["--in-step", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--rounds", "6", "--threads", "1"]
+
+
+def test_two_commits_are_compared_in_training_steps(here, tmp_path, capsys):
+    flags = [*STEP, "--layer", "h.1.*", "--runs", str(tmp_path / "runs"), "--json"]
+    assert cli.main(["ab", "gelu_forward", "base:vanilla", "filed:mine.py", *flags]) == 1  # its cubic term is another
+    assert json.loads(capsys.readouterr().out)["reason"].startswith("gelu_forward[filed:mine.py] is wrong")
+    assert cli.main(["ab", "gelu_forward", "base:vanilla", "mine.py", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (result,) = found["results"]
+    assert (found["in_step"], found["layer"], {*result["layers"]}) == (True, "h.1.*", {"h.1.mlp"})
+    assert result["commits"] == {"base:vanilla": git(here, "rev-parse", "base").strip()}
+    assert len(result["losses"]["A"]) == len(result["losses"]["B"]) > 1
+    assert result["losses"]["A"] == pytest.approx(result["losses"]["B"], rel=1e-4)
+    assert 0 < result["a_ns"] < result["step"]["a_ns"]
+    assert 0 < result["b_ns"] < result["step"]["b_ns"]
+    assert len(result["ns"]["A"]) == len(result["step"]["ns"]["B"]) == 6
+    kernels = {f"gelu_forward[{v}]" for v in ("base:vanilla", "mine.py")}
+    assert {c["kernel"] for c in result["checks"]} == kernels
+    assert {c["kernel"] for c in result["checks"] if c["case"] == "N=8192"} == kernels  # on the data of a step
+
+
+def test_a_variant_from_here_is_compared_with_a_commit_in_steps(here, tmp_path, capsys):
+    assert cli.main(["ab", "gelu_forward", "renamed:vanilla", "vanilla", *STEP, "--runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "gelu_forward: vanilla against renamed:vanilla, in the training step" in out
+    assert "the whole step" in out
+    assert "losses" in out
+    assert " ".join(out.split()).count("note: --swap 'gelu_forward=vanilla' keeps gelu_forward") == 1
+
+
+def test_steps_of_commits_with_other_losses_are_not_compared(here, tmp_path, capsys):
+    """The op itself is right; another kernel of the commit is wrong, so that its steps are no measure."""
+    flags = [*STEP, "--runs", str(tmp_path), "--variant", "vanilla"]
+    assert cli.main(["ab", "layernorm_forward", "base:vanilla", "wrong:vanilla", *flags]) == 1
+    assert "no ratio, because the losses of step 1 differ: base:vanilla" in error(capsys)
 
 
 def test_a_folder_without_git_and_a_machine_without_git(tmp_path, monkeypatch):
@@ -176,7 +257,7 @@ def test_a_constant_that_is_renamed_has_the_same_code(here, capsys, monkeypatch)
 
 
 def test_scratch_of_another_length_is_a_difference(here, capsys, monkeypatch):
-    monkeypatch.setattr(gate, "measured", lambda *args: {"verdict": "right", "reason": "not timed"})
+    monkeypatch.setattr(gate, "measured", lambda *args, **more: {"verdict": "right", "reason": "not timed"})
     assert cli.main(["gate", "--base", "base", "--head", "roomy", "--only", "sumsq*", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["rows"]
     assert {(row["op"], row["variant"], row["why"]) for row in found} == {("sumsq", "optimized", "declaration")}
@@ -191,6 +272,60 @@ def test_a_kernel_that_is_wrong_fails_the_gate(here, tmp_path):
     assert text.startswith("**refused: gelu_forward[vanilla]**\n")
     assert "| gelu_forward[vanilla] |" in text
     assert "gelu_forward[wrong:vanilla] is wrong, so it is not timed: out[" in text
+
+
+def test_whole_steps_are_compared_too(here, tmp_path, capsys):
+    flags = ["--steps", "gpt2-tiny", "--sizes", "2x16", "--only", "silu_forward*", "--rounds", "6", "--threads", "1"]
+    text = tmp_path / "gate.md"
+    assert cli.main(["gate", "--base", "base", "--head", "renamed", *flags, "--markdown", str(text), "--json"]) in (
+        0,
+        1,
+        3,
+    )
+    found = json.loads(capsys.readouterr().out)
+    (step,) = found["rows"]
+    assert (step["op"], step["variant"], step["sizes"]) == ("step", "gpt2-tiny", {"B": 2, "T": 16})
+    assert 0 < step["ratio"]["low"] <= step["ratio"]["median"] <= step["ratio"]["high"]
+    assert min(step["a_ms"], step["b_ms"]) > 0
+    assert "| step of gpt2-tiny | B=2 T=16 |" in text.read_text()
+
+
+def test_steps_that_lose_otherwise_fail_the_gate(here, tmp_path, capsys):
+    flags = ["--steps", "gpt2-tiny", "--sizes", "2x16", "--only", "silu_forward*", "--rounds", "6", "--threads", "1"]
+    assert cli.main(["gate", "--base", "base", "--head", "lossy", *flags]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "refused: step of gpt2-tiny" in out
+    assert "no ratio, because the losses of step 1 differ: base " in out
+
+
+def test_a_step_is_kept_by_the_files_of_both_trees(here, monkeypatch, tmp_path):
+    answers = [row("no difference shown"), row("slower", 1.1, 1.2), row("slower", 1.2, 1.3)]
+    monkeypatch.setattr(gate, "measured_steps", lambda plan, **more: answers.pop(0) | {"seed": plan.seed})
+    job = {"model": "gpt2-tiny", "B": 2, "T": 16}
+    trees = {name: tmp_path / name for name in ("old", "new")}
+    for folder in trees.values():
+        (folder / "cpuopt").mkdir(parents=True)
+        (folder / "cpuopt" / "a.py").write_text("x = 1")
+    plan = gate.GatePlan("old")
+    first = gate.step_row(plan, job, trees, print)
+    (trees["new"] / "cpuopt" / "a.txt").write_text("no code")
+    assert gate.step_row(plan, job, trees, print) == first | {"kept": True}
+    (trees["new"] / "cpuopt" / "a.py").write_text("x = 2")
+    again = gate.step_row(plan, job, trees, print)
+    assert (again["verdict"], again["seed"], again["ratio"]["low"], answers) == ("slower", 1, 1.2, [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--steps", "gpt2-tiy"], "gpt2-tiny"),
+        (["--steps", "gpt2-tiny", "--sizes", "4by4"], "4by4"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused_at_once(here, flags, said, capsys, monkeypatch):
+    monkeypatch.setattr(gate, "differences", None)
+    assert cli.main(["gate", "--base", "base", "--head", "renamed", *flags]) == 2
+    assert said in error(capsys)
 
 
 def ratio(low, high):
@@ -238,7 +373,7 @@ def differing(here, monkeypatch):
     monkeypatch.setattr(gate, "differences", lambda *args, **more: found)
     monkeypatch.setattr(gate, "shapes_of", lambda op, types, variant: [commits.cases(op)[0]])
     answers = []
-    monkeypatch.setattr(gate, "measured", lambda plan, *rest: answers.pop(0) | {"seed": plan.seed})
+    monkeypatch.setattr(gate, "measured", lambda plan, **more: answers.pop(0) | {"seed": plan.seed})
     return answers
 
 

@@ -136,7 +136,7 @@ def trouble(words, capsys, whole=True, begun=()):
             return f"no op {pattern!r}"
     known = {v for op, v in registry.KERNELS if not named or any(registry.op_matches(op, p) for p in named)}
     known |= {"mine"} if {*named} & {*begun} else set()
-    sides = [KernelSource.of(getattr(args, side, "A")) for side in "ab"]
+    sides = [KernelSource.of(getattr(args, side, "A"), {"main", "HEAD"}) for side in "ab"]
     several = [*(variant if isinstance(variant, list) else []), *(side.variant for side in sides if not side.file)]
     if wrong := [v for v in several if not v.isupper() and v not in known]:
         return f"{named} has no variant {wrong}"

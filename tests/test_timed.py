@@ -214,6 +214,7 @@ def test_a_step_that_gains_more_than_its_op_is_doubted():
             "control": {"median": 1.01},
         }
 
+    assert ab.impossible(told(100.0, 0.80, 0.85), []) == []  # nothing is known to have changed, or all may have
     (said,) = ab.impossible(told(100.0, 0.80, 0.85), [told(5.0, 0.90, 1.10)])
     assert said == (
         "the whole step gains 17.5 % (ratio 0.825 [0.800, 0.850], control 1.010), more than the op can gain in it, "

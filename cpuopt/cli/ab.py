@@ -2,7 +2,8 @@
 
 Both get the same arrays, in random order. The verdict has a confidence interval and a control, the baseline against
 itself, which shows the noise of the machine. REV:VARIANT and REV:FILE.py are kernels of a commit of the repository that
-you are in; each is compiled by the package of its commit.
+you are in, and FILE.py is one as it lies there. Each is compiled by the package of its commit, which also trains with
+it if --in-step is given.
 
 Examples::
 
@@ -30,7 +31,7 @@ USUAL = 4, 64
 def flags(p: Parser) -> None:
     """Add the verb's flags."""
     p.shared("op", "--json", "--runs")
-    p.option("a", "Use this variant, or REV:VARIANT of a commit, as the baseline.", metavar="A")
+    p.option("a", "Use this variant, REV:VARIANT of a commit, or FILE.py as the baseline.", metavar="A")
     p.option("b", "Compare this variant with the baseline; the verdict is about it.", metavar="B")
     settings.flags(p, "kernels", "data", "variant", "dtype", model=models.DEFAULT)
     p.option("-B", f"Compare at a batch of this many rows. Default: {USUAL[0]}.", type=int)
@@ -72,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
     common.check_targets(args)
     analyses, results = analyses_up_to(args.rounds), []
-    of_commits = not args.kernels and ":" in args.a + args.b
-    if of_commits and args.in_step:
-        raise UserError("--in-step with kernels of commits: they are compared alone; leave --in-step out")
+    of_commits = not args.kernels and any(":" in side or side.endswith(".py") for side in (args.a, args.b))
     more = max(counts), args.limit
     child: Any = (
         commits.CommitPair(args.op, (args.a, args.b), *more) if of_commits else worker.started(args.kernels, *more)

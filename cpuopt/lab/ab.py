@@ -27,6 +27,7 @@ from ..check.result import Result, refuse
 from ..check.timed import AFTER, AFTERWARDS, BEFORE, OUTS, SELDOM, WHILE, WORK, TimedKernels
 from ..errors import CHEATING, RefusedError, UserError
 from ..files.reading import from_json, to_json
+from ..isolate.process import Worker
 from ..isolate.serve import doing
 from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel
@@ -409,7 +410,10 @@ class InStep:
     Attributes
     ----------
     layers : the layers of each change.
+    workers : other processes that take the steps.
     """
+
+    workers: Sequence[Worker] = ()
 
     def __init__(
         self,
@@ -503,6 +507,10 @@ class InStep:
             self.engine.runner = usual
         return results
 
+    def checks(self) -> list[dict[str, Any]]:
+        """Describe what was found so far in steps that were judged."""
+        return [r.describe() for r in self.judged]
+
     def losses(self) -> dict[str, list[float]]:
         """Return the losses of a few steps with A and with B, from the same weights on the same batches."""
         engine = self.engine
@@ -575,7 +583,7 @@ def compare_steps(
         raise RefusedError(refused)
     say("judging a step")
     pair.judged += pair.audit("before any was timed")
-    others = Others()
+    others = Others(pair.workers)
     say("alternating steps")
     tick = rounds_told(say, "alternating steps")
     done = compare(*pair.trials, seed=seed, analyses=analyses, decides=decides, tick=tick)
@@ -583,15 +591,14 @@ def compare_steps(
     pair.judged += pair.audit("after all were timed")
     whole, *each = (entry(done, i) for i in range(1 + len(pair.layers)))
     warnings = [*others.warnings(), *impossible(whole, each)]
-    checks = [r.describe() for r in pair.judged]
-    return {"step": whole, "losses": losses, "doubts": warnings, "notes": pair.notes, "checks": checks}, each
+    return {"step": whole, "losses": losses, "doubts": warnings, "notes": pair.notes, "checks": pair.checks()}, each
 
 
 def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Warn where a whole step gains more than the changed ops could: something else differs."""
+    """Warn where a whole step gains more than the changed ops could: something else differs. Without any, it may."""
     step, gain = whole["a_ns"], 1 - whole["ratio"]["high"]
     most = sum(r["a_ns"] * (1 - r["ratio"]["low"]) for r in each) / step
-    if gain <= max(0.0, most) + SLACK:
+    if not each or gain <= max(0.0, most) + SLACK:
         return []
     figures = f"ratio {spread(whole['ratio'])}, control {whole['control']['median']:.3f}"
     return [

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import chain
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 from cpuopt import kernels, ops
 from cpuopt.building import set_threads
 from cpuopt.check.cases import cases, other_types
+from cpuopt.errors import UserError
 from cpuopt.isolate.serve import Say, doing, serve
 from cpuopt.kernels import roofs
 from cpuopt.kernels.compile import cache, dependencies, jit
@@ -136,6 +138,8 @@ class Served:
 class ServedCommit(Served):
     """The kernel of a commit, as side ``""``."""
 
+    steps: Any = None
+
     def ready(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Answer that the package is loaded, and where it lies."""
         return {"package": os.path.dirname(os.path.dirname(kernels.__file__))}
@@ -157,6 +161,33 @@ class ServedCommit(Served):
         """Compile the kernel for some types; return the digest of its code and declaration, and that of its sources."""
         kernel = self.kernel(request)
         return {"code": identity(kernel), "source": cache.digest(kernel.function)}
+
+    def build(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Prepare a job, in which calls in some layers go to the kernel if there is one; return losses and notes."""
+        try:
+            from cpuopt.kernels.toolkit.threads import planned_for
+            from cpuopt.lab.ab import Change, InStep, settings_of
+        except ImportError as e:
+            raise UserError(f"the commit is too old for a comparison of training steps: {e}") from e
+
+        self.steps, self.threads, settings, changes = None, 0, settings_of(request), []
+        if kernel := self.kernels.get(""):
+            layer = request["layer"]
+            swap = f"{kernel.op.name}{'' if layer == '*' else '@' + layer}={kernel.variant}"
+            settings, changes = replace(settings, swap=(*settings.swap, swap)), [Change((kernel, kernel), (layer,))]
+        with planned_for(request["settings"]["threads"]):  # as a training run of its own is
+            self.steps = InStep(settings, changes, say)
+        return {"layers": self.steps.layers, "notes": self.steps.notes, "losses": self.steps.losses()["A"]}
+
+    def train(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Train for two steps; return the ns of the second one, and those of the kernel's calls in it."""
+        self.steps.take_step()
+        return {"ns": self.steps.trial("A")}
+
+    def audit(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Judge a step; return what was found so far."""
+        self.steps.judged += self.steps.audit(request["when"])
+        return {"checks": [r.describe() for r in self.steps.judged]}
 
 
 def typed(only: str = "*") -> dict[str, Kernel]:
@@ -226,5 +257,5 @@ def declaration(kernel: Kernel) -> str:
 if __name__ == "__main__":
     number, size = map(int, os.environ.pop(MEMORY, "-1 1").split())
     served = ServedCommit(mmap.mmap(number, size))
-    handlers = {name: getattr(served, name) for name in ("ready", "open", "compile", "work", "call", "batch")}
-    serve({**handlers, "sources": sources, "code": code})
+    names = ("ready", "open", "compile", "work", "call", "batch", "build", "train", "audit")
+    serve({**{name: getattr(served, name) for name in names}, "sources": sources, "code": code})

@@ -7,13 +7,14 @@ arrays in shared memory, and this one checks and compares them by the declaratio
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from io import BytesIO
@@ -25,14 +26,15 @@ from ..check import gate
 from ..check.cases import cases, quick_cases
 from ..check.check import check
 from ..check.memory import rooms
-from ..check.result import refuse
+from ..check.result import Result, refuse
 from ..errors import UNCHECKED, RefusedError, UserError
 from ..isolate.process import ROOT, EndedError, Side, Worker
 from ..kernels.registry import Kernel
 from ..machine import OTHERS, Others, cores
 from ..ops.declaration import Op
+from ..train.job import Settings
 from . import commit_worker
-from .ab import op_named
+from .ab import InStep, of_op, op_named
 from .remote import ROOM, AloneRemote, Far, KernelProcess, Shared
 from .worker import compared
 
@@ -71,13 +73,22 @@ def repository(what: str) -> Path:
 
 def commit_of(rev: str, what: str) -> str:
     """Return the id of a commit; raise `UserError` if git does not know it."""
-    said = f"{what}: git knows no commit {rev!r}"
     repository(what)
-    words = "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}"
+
+    def known(name: str) -> str:
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", name, what=what).decode().strip()
+
     try:
-        return git(*words, what=what).decode().strip()
+        return known(f"{known(rev)}^{{commit}}")  # a revision such as :/text takes all that follows for its text
     except UserError as e:
-        raise UserError(f"{said}; fetch it, or give a branch, a tag or an id") from e
+        raise UserError(f"{what}: git knows no commit {rev!r}; fetch it, or give a branch, a tag or an id") from e
+
+
+def is_commit(rev: str) -> bool:
+    """Return whether git knows a commit by this name."""
+    with suppress(UserError):
+        return bool(commit_of(rev, rev))
+    return False
 
 
 def extract(commit: str, folder: Path, what: str, *paths: str) -> Path:
@@ -93,25 +104,48 @@ def extract(commit: str, folder: Path, what: str, *paths: str) -> Path:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Where a kernel comes from: ``REV:VARIANT``, ``REV:FILE.py``, ``REV:FILE.py:VARIANT``, or a variant from here."""
+    """Where a kernel comes from: ``VARIANT``, ``FILE.py`` or ``FILE.py:VARIANT``; for a commit, ``REV:`` is before it.
+
+    `commit` is the id of that commit.
+    """
 
     text: str
     rev: str = ""
     file: str = ""
     variant: str = ""
+    commit: str = ""
 
     @staticmethod
-    def of(text: str) -> KernelSource:
-        """Read it."""
-        rev, colon, rest = text.partition(":")
-        if not colon:
-            return KernelSource(text, variant=text)
+    def of(text: str, known: Container[str] = ()) -> KernelSource:
+        """Read it; of several colons, the last one whose left side is a commit ends the revision.
+
+        Parameters
+        ----------
+        known : revisions that git need not know.
+
+        Raises
+        ------
+        UserError
+            If git knows no such commit, or the text is none of these.
+        """
+        wrong = UserError(f"{text!r}: expected REV:VARIANT or REV:FILE.py, as in main:optimized")
+        rev, rest, commit = "", text, ""
+        if ":" in text and not re.match(r"[^:]+\.py:", text):
+            parts = text.split(":")
+            pairs = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(len(parts) - 1, 0, -1)]
+            pairs = [(rev, rest) for rev, rest in pairs if rev.strip(":") and rest]
+            if not pairs:
+                raise wrong
+            rev, rest = next((pair for pair in pairs if pair[0] in known or is_commit(pair[0])), pairs[-1])
+            commit = "" if rev in known else commit_of(rev, repr(text))
         file, dot, variant = rest.partition(".py")
-        if not rest or not rev or (dot and variant[:1] not in ("", ":")):
-            raise UserError(f"{text!r}: expected REV:VARIANT or REV:FILE.py, as in main:optimized")
-        if dot and (Path(file).is_absolute() or ".." in Path(file).parts):
+        if not dot:
+            return KernelSource(text, rev, variant=rest, commit=commit)
+        if variant[:1] not in ("", ":"):
+            raise wrong
+        if rev and (Path(file).is_absolute() or ".." in Path(file).parts):
             raise UserError(f"{text!r}: expected a file of the commit, by its path from the top of the repository")
-        return KernelSource(text, rev, file + dot, variant[1:]) if dot else KernelSource(text, rev, variant=rest)
+        return KernelSource(text, rev, file + dot, variant[1:], commit)
 
 
 class Tree(KernelProcess):
@@ -291,17 +325,18 @@ class CommitPair:
         self.op, self.say = op_named(op), say
         self.checked, self.kernels, self.trees = set[Kernel](), list[str](), list[Tree]()
         self.loads: list[Callable[[], Kernel]] = []
-        sources, folders = [KernelSource.of(text) for text in texts], folders or {}
-        self.commits = {s.text: commit_of(s.rev, repr(s.text)) for s in sources if s.rev and s.rev not in folders}
+        folders = folders or {}
+        sources = [KernelSource.of(text, folders) for text in texts]
+        self.commits = {s.text: s.commit for s in sources if s.commit}
         with ExitStack() as stack:
             self.shared = Shared()
             stack.callback(os.close, self.shared.descriptor)
             for source in sources:
-                folder = folders.get(source.rev, ROOT)
+                folder = folders.get(source.rev, ROOT if source.variant and not source.file else Path())
                 if commit := self.commits.get(source.text):
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpuopt-commit-")))
                     extract(commit, folder, repr(source.text), *([] if source.file else [PACKAGE]))
-                package = folder if (folder / PACKAGE).is_dir() else ROOT  # of a repository with kernels' files alone
+                package = folder if source.rev and (folder / PACKAGE).is_dir() else ROOT  # or files of kernels alone
                 tree = Tree(source.text, package, threads, self.shared, limit_s, lambda text: self.say(text))
                 stack.enter_context(tree.worker)
                 self.trees.append(tree)
@@ -346,8 +381,62 @@ class CommitPair:
         """Compare both, as the worker of ``cpuopt ab`` does on request."""
         others = Others([t.worker for t in self.trees])
         with rooms(self.shared.room):
-            found = compared(request, self.both, lambda text: self.say(text), self.require, AloneRemote)
+            more = self.require, AloneRemote, partial(self.in_step, request["settings"])
+            found = compared(request, self.both, lambda text: self.say(text), *more)
         doubts = [d for d in found["doubts"] if not d.startswith(OTHERS)] + others.warnings()
-        if any(c["busy"] for c in found["cases"]):
+        if any(c["busy"] for c in found.get("cases", ())):
             doubts.append("threads waited for a core in more than half of all rounds")
         return {**found, "doubts": doubts, "commits": self.commits}
+
+    def in_step(
+        self, job: Mapping[str, Any], settings: Settings, op: Op, variants: tuple[str, str], **more: Any
+    ) -> dict[str, Any]:
+        """Compare both in training steps of their packages, as `ab.in_step` does; `job` has the settings for these."""
+        pair = FarSteps(self.trees, job, more.pop("layer"), more["say"])
+        return of_op(pair, variants, more["seed"], more["analyses"], more["say"])
+
+
+class FarSteps(InStep):
+    """Training steps of two trees, each by its own package in its process.
+
+    Each step that is timed follows one that is not, since the other process has used the caches meanwhile.
+
+    Parameters
+    ----------
+    trees : with the kernels whose calls are timed, if any are.
+    job : the settings of the steps that are given.
+    layer : a glob of the layers in which calls go to these kernels.
+    """
+
+    def __init__(
+        self, trees: Sequence[Tree], job: Mapping[str, Any], layer: str = "*", say: Say = lambda text: None
+    ) -> None:
+        self.trees, self.workers = trees, [t.worker for t in trees]
+        self.judged, self.found = [], dict[str, list[dict[str, Any]]]()
+        say("building the steps")
+        built = [t.ask("build", settings=dict(job), layer=layer) for t in trees]
+        self.layers, self.sides = built[0]["layers"], dict(zip("AB", trees, strict=True))
+        self.first = {side: one["losses"] for side, one in zip("AB", built, strict=True)}
+        both = {*built[0]["notes"]} & {*built[1]["notes"]}
+        told = [(t.worker.side.name, n) for t, one in zip(trees, built, strict=True) for n in one["notes"]]
+        self.notes = [*dict.fromkeys(n if n in both else f"{name}: {n}" for name, n in told)]
+
+    def trial(self, side: str) -> tuple[float, ...]:
+        """Return the ns of a whole step, then of the kernel's calls in it."""
+        return tuple(map(float, self.sides[side].ask("train")["ns"]))
+
+    def audit(self, when: str) -> list[Result]:
+        """Let each process judge a step of its own, of which it refuses a wrong kernel; it keeps the results."""
+        for t in self.trees:
+            name = t.worker.side.name
+            found = t.ask("audit", when=when)["checks"]
+            self.found[name] = [{**c, "kernel": f"{c['kernel'].partition('[')[0]}[{name}]"} for c in found]
+        return []
+
+    def checks(self) -> list[dict[str, Any]]:
+        """Describe what was found so far in steps that were judged."""
+        return [c for found in self.found.values() for c in found]
+
+    def losses(self) -> dict[str, list[float]]:
+        """Return the losses of the first steps."""
+        return self.first

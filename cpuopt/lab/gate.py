@@ -1,14 +1,17 @@
-"""The gate of a pull request: each kernel whose machine code differs between two commits is checked and compared."""
+"""The gate of a pull request: each kernel whose machine code differs between two commits is checked and compared.
+
+Whole training steps can be compared beside them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +27,24 @@ from ..measure.comparison import analyses_up_to
 from ..ops.declaration import Op
 from ..ops.storage import WIDE
 from ..program.program import Call
-from ..train.job import Settings, build_only
+from ..train.job import Settings, build_only, sized
+from ..wording import count
 from . import commit_worker
-from .ab import case_at, op_named, usual_sizes
-from .commits import PACKAGE, CommitPair, Say, commit_of, differences, extract, git, repository
+from .ab import case_at, compare_steps, op_named, usual_sizes
+from .commits import PACKAGE, CommitPair, FarSteps, Say, Tree, commit_of, differences, extract, git, repository
 from .peers.plan import parse_sizes
 from .peers.suite import SUITE
 
+USUAL = "4x64"
+"""The size of steps, if none is given."""
 WORKTREE = "working tree"
 """The name of the files as they lie in the working directory's repository."""
 MOST_FLOPS, MOST_NAIVE = 2e9, 5e7
 """FLOPs of the largest call that is compared, and of a vanilla kernel's, which may take a hundred times as long."""
 MOST_FLOATS = 1 << 26
 """Elements of the arrays of the largest call that is compared."""
+STEP = "step"
+"""What stands in place of an op in the row of a whole training step; its variant is the model."""
 SLOWER, INCONCLUSIVE = "slower", "inconclusive"
 DIFFERENT = (SLOWER, "faster")
 Row = dict[str, Any]
@@ -49,8 +57,9 @@ class GatePlan:
     Attributes
     ----------
     base, head : the commits; an empty head is the working tree.
-    percent : how much slower a kernel may be.
+    percent : how much slower a kernel or a step may be.
     only : a glob of the names of kernels.
+    steps, sizes : a model whose whole training steps are compared, too, and their sizes, rows by tokens.
     rounds : the largest number of rounds of a comparison.
     limit_s : seconds for one answer of a process.
     """
@@ -60,6 +69,8 @@ class GatePlan:
     percent: float = 1.0
     threads: int = 1
     only: str = "*"
+    steps: str = ""
+    sizes: str = USUAL
     rounds: int = 48
     limit_s: float = 600.0
     seed: int = 0
@@ -77,6 +88,11 @@ def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
         raise UserError(f"gate: {top} is no checkout of {PACKAGE}: it has no folder {PACKAGE}/kernels; run it in one")
     if not commit_worker.typed(plan.only):
         raise UserError(f"--only {plan.only!r}: no kernel has such a name; expected a glob, as in 'gelu*'")
+    jobs: list[dict[str, Any]] = []
+    if plan.steps:
+        jobs = [{"model": plan.steps, "B": B, "T": T} for B, T in parse_sizes(plan.sizes)]
+    for job in jobs:
+        sized(Settings(**job))  # a model that is not known is refused before anything is compiled
     say("reading commits")
     names = {plan.base: commit_of(plan.base, f"--base {plan.base!r}")}
     head = plan.head or WORKTREE
@@ -98,6 +114,8 @@ def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
 
                 for row in rows_of(plan, name, codes, folders, told):
                     found["rows"].append({**row, "why": differ.sources[name], "codes": list(codes)})
+            why = count(len(differ.codes), "kernel")
+            found["rows"] += [{**step_row(plan, job, folders, say), "why": why} for job in jobs]
     return found | {"status": status(found["rows"], plan.percent)}
 
 
@@ -115,30 +133,51 @@ def rows_of(plan: GatePlan, name: str, codes: Sequence[str], folders: Mapping[st
     full, *typed = name.split(" ")
     op_name, _, variant = full.rstrip("]").partition("[")
     op, types = op_named(op_name), dict(word.split(":") for word in typed)
-    rows: list[Row] = []
+    rows, how = list[Row](), Row(op=op, variant=variant, folders=folders, say=say)
     for shape in shapes_of(op, types, variant):
         head = {"op": op_name, "variant": variant, "types": types, "sizes": dict(shape.sizes)}
-        key = key_of(plan, head, codes, shape)
-        row = recall(key)
-        if row is None:
-            row = compared(plan, op, variant, shape, folders, say)
-            if "ratio" in row and row.pop("codes", [*codes]) != [*codes]:
-                row = {"verdict": UNCHECKED, "reason": "a file changed while the gate ran; run it again"}
-            if row["verdict"] != INCONCLUSIVE and "ratio" in row:
-                write_entry(cache_folder("gate") / f"{key}.json", json.dumps(to_json(row)).encode(), durable=False)
+        row = result(plan, head, codes, str(shape), partial(measured, **how, shape=shape))
         rows.append(head | row)
         if "ratio" not in row and row["verdict"] != RIGHT:
             break
     return rows
 
 
-def compared(
-    plan: GatePlan, op: Op, variant: str, shape: Case, folders: Mapping[str, Path], say: Say = lambda text: None
-) -> Row:
-    """Compare both versions of a kernel; a difference is measured again by new processes, and must be the same."""
-    row = measured(plan, op, variant, shape, folders, say)
+def step_row(plan: GatePlan, job: Mapping[str, Any], folders: Mapping[str, Path], say: Say) -> Row:
+    """Compare whole training steps of both trees, unless the result is kept."""
+    sizes = {name: job[name] for name in "BT"}
+    head = {"op": STEP, "variant": job["model"], "types": {}, "sizes": sizes}
+    return head | result(plan, head, digests(folders), "", partial(measured_steps, job=job, folders=folders, say=say))
+
+
+def digests(folders: Mapping[str, Path]) -> list[str]:
+    """Return the digest of the package's Python files in each folder."""
+    found = []
+    for top in folders.values():
+        files = sorted((top / PACKAGE).rglob("*.py"))
+        each = [(str(file.relative_to(top)), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+        found.append(hashlib.sha256(json.dumps(each).encode()).hexdigest())
+    return found
+
+
+def result(plan: GatePlan, head: Row, codes: Sequence[str], shape: str, measure: Callable[[GatePlan], Row]) -> Row:
+    """Return a result that is kept, or measure and keep it."""
+    key = key_of(plan, head, codes, shape)
+    if (row := recall(key)) is not None:
+        return row
+    row = compared(plan, measure)
+    if "ratio" in row and row.pop("codes", [*codes]) != [*codes]:
+        row = {"verdict": UNCHECKED, "reason": "a file changed while the gate ran; run it again"}
+    if row["verdict"] != INCONCLUSIVE and "ratio" in row:
+        write_entry(cache_folder("gate") / f"{key}.json", json.dumps(to_json(row)).encode(), durable=False)
+    return row
+
+
+def compared(plan: GatePlan, measure: Callable[[GatePlan], Row]) -> Row:
+    """Compare both versions; a difference is measured again by new processes, and must be the same."""
+    row = measure(plan)
     if (first := row["verdict"]) in DIFFERENT:
-        row = measured(replace(plan, seed=plan.seed + 1), op, variant, shape, folders, say)
+        row = measure(replace(plan, seed=plan.seed + 1))
         if row["verdict"] in DIFFERENT and row["verdict"] != first:
             row |= {"verdict": INCONCLUSIVE, "reason": f"{first}, and {row['verdict']} when measured again"}
     return row
@@ -159,17 +198,36 @@ def measured(plan: GatePlan, op: Op, variant: str, shape: Case, folders: Mapping
         if f"[{a}]" in str(e):
             return {"verdict": RIGHT, "reason": f"not compared, because the older kernel is refused: {e}"}
         return {"verdict": e.word, "reason": str(e)}
-    row = {name: found[name] for name in ("verdict", "ratio", "control", "level")}
-    row["codes"] = [*found["codes"].values()]
-    row |= {f"{side}_ms": found["cases"][0][f"{side}_ns"] / 1e6 for side in "ab"}  # of one call
-    if found["doubts"] and row["verdict"] in DIFFERENT:
-        return {**row, "verdict": INCONCLUSIVE, "reason": f"the machine is busy: {found['doubts'][0]}"}
-    return {**row, "reason": found["why"]}
+    return row_of(found, found["cases"][0], found["doubts"]) | {"codes": [*found["codes"].values()]}  # of one call
 
 
-def key_of(plan: GatePlan, head: Mapping[str, Any], codes: Sequence[str], shape: Case) -> str:
-    """Return the name of a result: by both digests of machine code, the call, the machine and the judge."""
-    what = [judge_itself(), head, codes, str(shape), plan.threads, plan.rounds]
+def measured_steps(plan: GatePlan, job: Mapping[str, Any], folders: Mapping[str, Path], say: Say) -> Row:
+    """Compare whole training steps in new processes; other losses than those of the base are wrong."""
+    try:
+        with ExitStack() as stack:
+            trees = [Tree(name, folder, plan.threads, None, plan.limit_s, say) for name, folder in folders.items()]
+            for tree in trees:
+                stack.enter_context(tree.worker)
+            pair = FarSteps(trees, {**job, "threads": plan.threads, "seed": plan.seed}, say=say)
+            a, b = folders
+            found, _ = compare_steps(pair, (a, b), plan.seed, analyses_up_to(plan.rounds), say)
+    except RefusedError as e:
+        return {"verdict": e.word, "reason": str(e)}
+    return row_of(found["step"], found["step"], found["doubts"]) | {"codes": digests(folders)}
+
+
+def row_of(verdict: Mapping[str, Any], times: Mapping[str, Any], doubts: Sequence[str]) -> Row:
+    """Return the part of a row that was measured; a difference with doubts is none."""
+    row = {name: verdict[name] for name in ("verdict", "ratio", "control", "level")}
+    row |= {f"{side}_ms": times[f"{side}_ns"] / 1e6 for side in "ab"}
+    if doubts and row["verdict"] in DIFFERENT:
+        return {**row, "verdict": INCONCLUSIVE, "reason": f"the machine is busy: {doubts[0]}"}
+    return {**row, "reason": verdict["why"]}
+
+
+def key_of(plan: GatePlan, head: Mapping[str, Any], codes: Sequence[str], shape: str) -> str:
+    """Return the name of a result: by both digests of the code, the call or the step, the machine and the judge."""
+    what = [judge_itself(), head, codes, shape, plan.threads, plan.rounds]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 

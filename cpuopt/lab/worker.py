@@ -42,6 +42,7 @@ def compared(
     say: Say,
     require: Callable[[Sequence[Kernel], int], list[dict[str, Any]]] = require_quick,
     make: Callable[..., comparing.Alone] = comparing.Alone,
+    in_step: Callable[..., dict[str, Any]] = comparing.in_step,
 ) -> dict[str, Any]:
     """Compare two kernels as a request asks, wherever they run.
 
@@ -50,6 +51,7 @@ def compared(
     request : with ``elsewhere``, an op that the model does not call is compared at GPT-2's widths.
     require : the check before and after, for a number of threads.
     make : as `comparing.alone` takes it.
+    in_step : what compares them in a step, from the arguments of `comparing.in_step`.
     """
     settings, op = settings_of(request), op_named(request["op"])
     sizes, shapes = request.get("sizes") or {}, [from_json(Case, s) for s in request.get("shapes", ())]
@@ -68,7 +70,7 @@ def compared(
     checks = require(typed, n)
     with planned_for(n):  # since checks may take more threads, and kernels cut their work for all that there are
         if request["in_step"]:
-            found = comparing.in_step(settings, op, request["variants"], layer=request["layer"], **more)
+            found = in_step(settings, op, request["variants"], layer=request["layer"], **more)
         else:
             more |= {"stop_above": request.get("stop_above", inf), "other": request.get("other", False), "make": make}
             found = comparing.alone(pair, shapes, flush=request["flush"], **more)

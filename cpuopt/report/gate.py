@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..lab.gate import is_noisy, is_slower
+from ..lab.gate import STEP, is_noisy, is_slower
 from ..wording import count, spread, text_of
 from . import style
 from .style import verdict
@@ -45,15 +45,20 @@ def cells(row: Mapping[str, Any]) -> Sequence[str]:
     types = dict.fromkeys(row["types"].values())
     sizes = ", ".join([text_of(row["sizes"]), *types])
     if "ratio" not in row:
-        return [f"{row['op']}[{row['variant']}]", sizes, "", "", ""]
+        return [name_of(row), sizes, "", "", ""]
     times = [f"{row[ms]:,.{style.digits(row['a_ms'])}f}" for ms in ("a_ms", "b_ms")]
-    return [f"{row['op']}[{row['variant']}]", sizes, *times, spread(row["ratio"])]
+    return [name_of(row), sizes, *times, spread(row["ratio"])]
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Name a kernel, or the step of a model."""
+    return f"{row['op']} of {row['variant']}" if row["op"] == STEP else f"{row['op']}[{row['variant']}]"
 
 
 def reasons(found: Mapping[str, Any]) -> list[str]:
     """List the reasons of verdicts that have one, each with what changed in the source."""
     return [
-        f"{row['op']}[{row['variant']}]: {row['verdict']}: {row['reason']} (changed: {row['why']})"
+        f"{name_of(row)}: {row['verdict']}: {row['reason']} (changed: {row['why']})"
         for row in found["rows"]
         if row["reason"] and row["verdict"] != "no difference shown"
     ]
@@ -68,8 +73,9 @@ def conclusion(found: Mapping[str, Any]) -> str:
         return f"same code: no kernel's machine code differs{alone}{new}"
     bad = [row for row in rows if is_slower(row, percent)]
     parts = [f"{count(len(bad), 'comparison')} slower by more than {percent:g} %"] * bool(bad)
-    refused = dict.fromkeys(f"{r['op']}[{r['variant']}]" for r in rows if "ratio" not in r and r["verdict"] != "right")
+    refused = dict.fromkeys(name_of(r) for r in rows if "ratio" not in r and r["verdict"] != "right")
     parts += [f"refused: {', '.join(refused)}"] * bool(refused)
     noisy = sum(is_noisy(row, percent) for row in rows)
     parts += [f"{count(noisy, 'comparison')} without a verdict: the machine is too noisy"] * bool(noisy)
-    return "; ".join(parts) or f"no kernel is slower by more than {percent:g} %, of {count(len(rows), 'comparison')}"
+    what = "kernel or step" if any(row["op"] == STEP for row in rows) else "kernel"
+    return "; ".join(parts) or f"no {what} is slower by more than {percent:g} %, of {count(len(rows), 'comparison')}"
