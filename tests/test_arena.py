@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verbs import error_of, fails
 
 from cpuopt import models
 from cpuopt.building import build
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.ops import storage
@@ -119,11 +119,9 @@ def test_verify_notices_an_overlap():
     program, a, b, c = chain()
     plan = arena.plan(program)
     plan.offsets = {a: 0, b: 60, c: 0}
-    with pytest.raises(UserError, match="arena: a and b live at one time and share bytes"):
-        plan.verify()
+    fails("arena: a and b live at one time and share bytes", plan.verify)
     plan.offsets = {a: 64, b: 0, c: 4}
-    with pytest.raises(UserError, match="b and c"):
-        plan.verify()
+    fails("b and c", plan.verify)
     plan.offsets = {a: 0, b: 64, c: 0}
     plan.verify()
 
@@ -162,9 +160,7 @@ def test_views_are_aligned_writable_and_apart():
 def test_too_little_memory_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr(arena, "available_bytes", lambda: 2_000_000_000)
     arena.check_fits(2_000_000_000, str)
-    with pytest.raises(UserError) as caught:
-        arena.check_fits(3_456_000_000, lambda there: f"advice for {there}")
-    message = str(caught.value)
+    message = error_of(arena.check_fits, 3_456_000_000, lambda there: f"advice for {there}")
     assert message == "the arena needs 3.46 GB and 2.00 GB of memory are available; advice for 2000000000"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from verbs import ROOT
+from verbs import ROOT, fails, process, spy
 
 from cpuopt import machine
 from cpuopt.errors import UserError
@@ -156,8 +156,8 @@ def test_twice_slower_says_2_from_turns_in_the_order_of_the_record(fakes, tmp_pa
 
 
 def test_short_steps_fill_200_ms_behind_one_that_does_not_count(fakes, monkeypatch):
-    asked, steps = [], Worker.steps
-    monkeypatch.setattr(Worker, "steps", lambda worker, n, **more: asked.append(n) or steps(worker, n, **more))
+    asked = []
+    spy(monkeypatch, Worker, "steps", lambda worker, n, **more: asked.append(n))
     sides = fakes("A", ms=[10], losses={"20": NAN}), fakes("B", ms=[20])
     result = measure(*sides, plan=replace(PLAN, rounds=2))["results"][0]
     assert result["steps_per_trial"] == 10
@@ -283,10 +283,7 @@ everywhere = ctypes.CDLL(None)
 found = hasattr(everywhere, "mkl_serv_intel_cpu_true") and everywhere.mkl_serv_intel_cpu_true() == 1
 print(json.dumps([done, found]))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, env={**os.environ, "CXX": compiler}
-    )
-    done, found = json.loads(run.stdout)
+    done, found = json.loads(process(code=text, CXX=compiler).stdout)
     assert done["allocator"] == "keeps freed memory"
     assert re.match(mkl, done["mkl"])
     assert found == defined
@@ -318,8 +315,7 @@ def test_a_peer_that_this_machine_lacks_is_left_out_with_the_reason(fakes):
     assert record["left_out"].keys() == {"torch-compile-tuned", "torch-amp-tuned"}
     assert "torch-compile-tuned is left out: needs a C++ compiler" in shown(record)
     assert "torch-amp-tuned is left out: ended with status 3 during 'steps'" in shown(record)
-    with pytest.raises(UserError, match=r"--peer torch-best: this machine has none: needs a C\+\+ compiler"):
-        measure(fakes("A"), lacks, plan=plan)
+    fails(r"--peer torch-best: this machine has none: needs a C\+\+ compiler", measure, fakes("A"), lacks, plan=plan)
     with pytest.raises(UserError, match=r"torch-compile-tuned: needs a C\+\+ compiler"):  # asked for by its name
         measure(fakes("A"), lacks, plan=replace(plan, peers=("torch-compile-tuned",)))
 
@@ -395,8 +391,7 @@ def test_a_program_that_cannot_be_started():
 
 def test_what_fails_at_first_is_raised_and_later_is_recorded(fakes, tmp_path):
     plan = replace(PLAN, sizes=((1, 8), (2, 8), (3, 8)), rounds=2)
-    with pytest.raises(UserError, match="peer: ended with status 3 during 'steps'"):
-        measure(fakes("A"), fakes("B", steps="die"), plan=plan)
+    fails("peer: ended with status 3 during 'steps'", measure, fakes("A"), fakes("B", steps="die"), plan=plan)
     out = tmp_path / "record.json"
     ours, theirs = fakes("A"), fakes("B", steps="die", bad_at=2)
     record = Bench(plan, ours=ours, theirs=[theirs], pause_s=0).run(out)
@@ -408,23 +403,19 @@ def test_what_fails_at_first_is_raised_and_later_is_recorded(fakes, tmp_path):
 
 
 def test_a_side_on_other_threads_is_refused(fakes):
-    with pytest.raises(UserError, match="peer: runs on 3 threads; expected 1"):
-        measure(fakes("A"), fakes("B", threads=3))
+    fails("peer: runs on 3 threads; expected 1", measure, fakes("A"), fakes("B", threads=3))
 
 
 def test_an_installed_package_says_that_the_peer_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_plan, "ROOT", tmp_path)
-    with pytest.raises(UserError, match=r"--peer torch-eager: there is no .*peer_worker.py.*--against vanilla"):
-        Bench(PLAN)
+    fails(r"--peer torch-eager: there is no .*peer_worker.py.*--against vanilla", Bench, PLAN)
 
 
 def test_a_python_without_torch_is_told_what_to_install(fakes, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     side = bench_plan.peer_sides(PLAN)[0]
     side = replace(side, environment={**side.environment, "PYTHONPATH": str(tmp_path)})
-    with pytest.raises(UserError, match=r"no torch here.*pip install -e '.\[peers\]'.*--peer-python") as e:
-        measure(fakes("A"), side)
-    assert "\n" not in str(e.value)
+    fails(r"no torch here.*pip install -e '.\[peers\]'.*--peer-python", measure, fakes("A"), side)
 
 
 def shown(record):
@@ -513,22 +504,17 @@ def test_torch_computes_the_same(model, peers):
 
 def test_whichever_side_is_not_on_trial_is_stopped(fakes, tmp_path, monkeypatch):
     seen = []
-    asked = Worker._ask
 
     def ask(worker, do, **more):
         others = [pid for pid in pids(tmp_path) if pid != worker.pid and not is_over(pid)]
-        seen.append((do, worker.pid, [psutil.Process(pid).status() for pid in others]))
-        return asked(worker, do, **more)
+        seen.append((do, [psutil.Process(pid).status() for pid in others]))
 
-    monkeypatch.setattr(Worker, "_ask", ask)
+    spy(monkeypatch, Worker, "_ask", ask)
     measure(fakes("A"), fakes("B"))
-    trials = [found for do, _, found in seen if do == "steps"]
+    trials = [found for do, found in seen if do == "steps"]
     assert len(trials) == 2 + 16
     assert trials == [[psutil.STATUS_STOPPED]] * len(trials)
-    assert [found for do, _, found in seen if do == "init"] == [
-        [],
-        [psutil.STATUS_STOPPED],
-    ]  # alone
+    assert [found for do, found in seen if do == "init"] == [[], [psutil.STATUS_STOPPED]]  # alone
 
 
 def test_no_side_is_left_stopped_after_a_bench(fakes, tmp_path, monkeypatch):

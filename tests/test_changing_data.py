@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from listening import Listener
 from small_runs import SIZES, only, prepare, run, steps_of
+from verbs import fails, spy
 
 from cpuopt.comm.threads import Team
 from cpuopt.data import stored
@@ -136,8 +137,7 @@ def test_a_change_under_a_run_ends_it_with_a_checkpoint_and_status_2(large, file
     assert f"the data on disk have changed: {file!r} " in listener.notes[0]
     found = checkpoint.newest(result.path)
     assert found.state["step"] == steps_of() == 2
-    with pytest.raises(UserError, match=r"holds other text|has \d+ bytes|expected 0 to 255"):
-        prepare(found)
+    fails(r"holds other text|has \d+ bytes|expected 0 to 255", prepare, found)
     write_tokens(Path(file), IDS)  # put back
     _, ready, _ = run(resume=found)
     _, undisturbed, _ = run(**given)
@@ -199,14 +199,12 @@ def test_data_of_one_rank_that_are_cut_end_all_with_a_checkpoint(large):
 def test_an_error_in_the_middle_of_a_run_costs_no_step(monkeypatch, error):
     """Of any kind: an input that the engine refuses, a kernel that raises, and other exceptions."""
     ready = prepare(steps=6)
-    right = ready.batches.at
 
     def at(n):
         if n == 2:
             raise error
-        return right(n)
 
-    monkeypatch.setattr(ready.batches, "at", at)
+    spy(monkeypatch, ready.batches, "at", at)
     if isinstance(error, UserError):
         assert train(ready, Path("runs"), Listener()).diagnosis == "ended after step 2: no such id"
     else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from golden.llama2c import draw
-from verbs import refused
+from verbs import fails, refused
 
 from cpuopt import cli
 from cpuopt.cli import generate as verb
@@ -130,11 +130,9 @@ def test_a_chats_form_follows_from_the_special_tokens():
     only = Fake()
     only.names = NAMES[3:]
     assert format_of(only) is FORMATS["llama3"]
-    with pytest.raises(UserError, match=r"--chat --chat-format chatml: the tokenizer fake has no <\|im_start\|>;"):
-        format_of(only, "chatml")
+    fails(r"--chat --chat-format chatml: the tokenizer fake has no <\|im_start\|>;", format_of, only, "chatml")
     only.names = []
-    with pytest.raises(UserError, match=r"fake has no <\|im_start\|> and no <\|begin_of_text\|>; take a model that"):
-        format_of(only)
+    fails(r"fake has no <\|im_start\|> and no <\|begin_of_text\|>; take a model that", format_of, only)
     assert format_of(Bytes()) is FORMATS["chatml"]
 
 

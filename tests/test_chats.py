@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from verbs import error_of, goes_on, ran, refused
+from verbs import error_of, fails, goes_on, printed, ran, refused
 
 from cpuopt import Choice, cli
 from cpuopt.comm.threads import Team
@@ -39,9 +39,7 @@ class Headers(Bytes):
         return 256 + NAMES.index(token) if token in NAMES else None
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def lines(*examples, name="c.jsonl"):
@@ -192,8 +190,7 @@ def test_files_of_examples_are_recognized_by_their_content(file):
     assert said_in(name, content) == [(line, QA) for line in where]
     assert is_examples(name)
     sizes = {"vocab_size": 256, "T": 4, "B": 1}
-    with pytest.raises(UserError, match=r"holds examples, and no text; .* a file whose name ends in .txt is text"):
-        load_corpus(name, **sizes)
+    fails(r"holds examples, and no text; .* a file whose name ends in .txt is text", load_corpus, name, **sizes)
     Path("c.txt").write_bytes(Path(name).read_bytes())
     assert not is_examples("c.txt")
     assert "'c.txt' begins as examples do; with a name in .jsonl" in load_corpus("c.txt", **sizes).source
@@ -232,9 +229,9 @@ def test_parquet_is_read_as_the_lines_that_it_is_converted_to(monkeypatch):
 def test_a_file_whose_rows_cannot_be_told_apart_is_named(files, words):
     for name, content in files.items():
         Path(name).write_text(content)
-    with pytest.raises(UserError) as e:
-        open_data(Model("", parse("gpt2-tiny")), **Settings(data="c.*").some(*DATA, *EXAMPLES))
-    assert str(e.value).startswith(words)
+    assert error_of(open_data, Model("", parse("gpt2-tiny")), **Settings(data="c.*").some(*DATA, *EXAMPLES)).startswith(
+        words
+    )
 
 
 def test_json_of_another_kind_is_text_beside_texts():
@@ -420,8 +417,7 @@ def test_a_row_has_one_example_and_padding_or_says_where_each_example_starts():
 
 def test_show_prints_examples_with_what_counts_in_brackets(capsys):
     lines(chat(*TURNS[:3]), {"text": "plain\x1b[2J"})
-    assert cli.main(["data", "show", "c.jsonl", "-T", "200"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "data", "show", "c.jsonl", "-T", "200")
     assert "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n[[ A zim. <|im_end|>]]\n" in out
     assert "[[plain\ufffd[2J]]" in out
     assert "2 examples to train on, 0 to validate (bytes)" in out
@@ -436,8 +432,7 @@ def test_show_prints_packed_rows(capsys):
     found = ran(capsys, "data", "show", "c.jsonl", "-T", "9", "--pack")
     assert (found["packed"], found["rows"], found["packed_rows"]) == (True, 2, 2)
     assert [(e["row"], e["start"], e["where"][-1]) for e in found["shown"]] == [(1, 0, "3"), (2, 0, "2"), (2, 5, "1")]
-    assert cli.main(["data", "show", "c.jsonl", "-T", "9", "--pack", "--limit", "1"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "data", "show", "c.jsonl", "-T", "9", "--pack", "--limit", "1")
     assert "row 1, from token 0: 'c.jsonl', line 3" in out
     assert "row 2" not in out
     said = refused(capsys, "train", "--model", "llama-tiny", "--steps", "1", "--pack")
@@ -539,8 +534,7 @@ def test_a_run_of_epochs_goes_on_to_more(capsys):
     assert (config["epochs"], config["steps"]) == (2, 18)
     assert ran(capsys, "train", "--config", str(epochs / "config.json"), "--dry-run")["steps"] == 18
     for flags, n in ((["--epochs", "3"], 27), (["--steps", "28"], 28), ([], 28)):
-        assert cli.main(["train", "--resume", str(epochs), *flags]) == 0
-        assert f"{n} steps: {n / 9:.3g} epochs of 9 steps" in capsys.readouterr().out
+        assert f"{n} steps: {n / 9:.3g} epochs of 9 steps" in printed(capsys, "train", "--resume", str(epochs), *flags)
     Path("own.toml").write_text("steps = 3\nepochs = 1\n")
     for flags, words in (
         (["--epochs", "2", "--steps", "3"], "--steps 3 with --epochs 2: expected one of them"),

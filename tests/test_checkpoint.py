@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from listening import KilledError, Listener, die, raising
 from small_runs import FLAGS, command, only, prepare, run, sealed, steps_of, wait_for_steps
-from verbs import ran, refused
+from verbs import fails, ran, refused, spy
 
 from cpuopt import cli, files
 from cpuopt.data import batches
@@ -37,9 +37,7 @@ LONG = {"steps": 20, "val_every": 4, "lr": 1e-2, "save_every": 5}
 """Settings of a run of several epochs."""
 
 
-@pytest.fixture(autouse=True)
-def _here(small_text):
-    pass
+pytestmark = pytest.mark.usefixtures("small_text")
 
 
 def small(root="runs", die_after=None, resume=None, change=lambda ready: None, **more):
@@ -102,8 +100,7 @@ def test_other_settings_or_text_are_refused_with_what_differs():
     with pytest.raises(UserError, match=r"the run has B 2, not 4, lr 0.01, not 0.5; leave that out"):
         resumed(found, {"B": 4, "lr": 0.5, "steps": 50, "T": 8})
     Path("text.txt").write_text(Path("text.txt").read_text().replace("a", "b"))
-    with pytest.raises(UserError, match="holds other text"):
-        small(resume=found)
+    fails("holds other text", small, resume=found)
 
 
 # Damage
@@ -153,8 +150,7 @@ def test_files_of_two_steps_are_no_checkpoint(two):
     assert "expected" not in checkpoint.newest(two).passed_over[0]
     shutil.rmtree(two / "checkpoints" / "step-00000011")
     shutil.copytree(one, other)
-    with pytest.raises(UserError, match="has the state of step 5"):
-        checkpoint.verify(other)
+    fails("has the state of step 5", checkpoint.verify, other)
 
 
 def test_what_is_no_checkpoint_is_ignored_and_leftovers_are_removed(two):
@@ -183,37 +179,29 @@ def test_a_run_of_an_earlier_version_goes_on_unless_it_has_local_steps(two):
     sealed(path, state)
     found = checkpoint.newest(two)
     assert found.path == path
-    with pytest.raises(UserError, match=r"the run has local steps, with which this version cannot go on; .*--init '"):
-        resumed(found, {})
+    fails(r"the run has local steps, with which this version cannot go on; .*--init '", resumed, found, {})
     assert checkpoint.open_weights(two).config == found.config
 
 
 def test_where_none_is_whole_each_fault_is_named(two):
     for path in (two / "checkpoints").iterdir():
         (path / "params.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"no checkpoint to go on from: .*step-00000010.*step-00000005"):
-        checkpoint.newest(two)
+    fails(r"no checkpoint to go on from: .*step-00000010.*step-00000005", checkpoint.newest, two)
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_filled(two):
     engine = prepare(model="gpt2-tiny").engine
     before = {n: p.copy() for n, p in engine.parameters().items()}
-    with pytest.raises(UserError, match="tensors of this model"):
-        checkpoint.load(checkpoint.newest(two), engine)
+    fails("tensors of this model", checkpoint.load, checkpoint.newest(two), engine)
     assert all(np.array_equal(p, before[n]) for n, p in engine.parameters().items())
 
 
 def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(two, monkeypatch):
     engine, calls = prepare(**LONG).engine, []
-    fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
-
-    def synced(fd):
-        calls.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(("rename", Path(b).name)), rename(a, b)))
-    monkeypatch.setattr(shutil, "rmtree", lambda p, **kw: (calls.append(("rmtree", Path(p).name)), rmtree(p, **kw)))
+    name_of = lambda fd: os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: E731
+    spy(monkeypatch, os, "fsync", lambda fd: calls.append(("fsync", name_of(fd))))
+    spy(monkeypatch, os, "rename", lambda a, b: calls.append(("rename", Path(b).name)))
+    spy(monkeypatch, shutil, "rmtree", lambda p, **kw: calls.append(("rmtree", Path(p).name)))
     checkpoint.save(two, engine, {"step": 15}, keep=1)
     part = calls[5][1]
     assert part.startswith(".tmp-step-00000015-")
@@ -282,14 +270,13 @@ def test_a_state_with_other_types_is_taken_or_refused(name):
 
 def failing(monkeypatch, number, times):
     """Let fsync fail some times, but not that of the record."""
-    right, left = os.fsync, itertools.count(1)
+    left = itertools.count(1)
 
     def fsync(fd):
         if next(left) <= times:
             raise OSError(number, os.strerror(number))
-        right(fd)
 
-    monkeypatch.setattr(files.os, "fsync", fsync)
+    spy(monkeypatch, files.os, "fsync", fsync)
     monkeypatch.setattr("cpuopt.train.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
 
 
@@ -348,20 +335,16 @@ def test_a_folder_that_vanishes_does_not_end_the_training():
 def test_a_parameter_that_is_no_number_is_not_saved_over_good_ones(two):
     engine = prepare(**LONG).engine
     engine.parameters()["ln_f.bias"][2] = np.inf
-    with pytest.raises(UserError, match=r"ln_f\.bias is not finite"):
-        checkpoint.save(two, engine, {"step": 15}, keep=1)
+    fails(r"ln_f\.bias is not finite", checkpoint.save, two, engine, {"step": 15}, keep=1)
     assert checkpoint.newest(two).state["step"] == 10
 
 
 def test_a_run_whose_last_checkpoint_is_missing_fails(monkeypatch):
-    right = checkpoint.save
-
     def refuse(path, engine, state, keep):
         if state["step"] in bad:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return right(path, engine, state, keep)
 
-    monkeypatch.setattr(checkpoint, "save", refuse)
+    spy(monkeypatch, checkpoint, "save", refuse)
     for bad, newest in (({1, 2, 3, 4}, "there is none"), ({4}, "the newest is that of step 3"), ({1, 3}, "")):
         result, _, _ = run(steps=4, save_every=1, save=f"out{len(bad)}")
         assert result.status == bool(newest), bad
@@ -471,12 +454,9 @@ def test_kills_in_epochs_of_chats_change_no_byte_of_the_end(flags):
 
 def test_a_run_that_cannot_be_resumed_says_why():
     Path("short").mkdir()
-    with pytest.raises(UserError, match="short' has kept no checkpoint; train with --save-every N"):
-        checkpoint.find_run(Path.cwd(), "short")
-    with pytest.raises(UserError, match=r"there is no run .*other'; list the runs with cpuopt runs list"):
-        checkpoint.find_run(Path.cwd(), "other")
-    with pytest.raises(UserError, match="cannot read the run 'nowhere'"):
-        Run.reopen(Path("nowhere"), 1)
+    fails("short' has kept no checkpoint; train with --save-every N", checkpoint.find_run, Path.cwd(), "short")
+    fails(r"there is no run .*other'; list the runs with cpuopt runs list", checkpoint.find_run, Path.cwd(), "other")
+    fails("cannot read the run 'nowhere'", Run.reopen, Path("nowhere"), 1)
 
 
 # What a resumed run may differ in
@@ -565,8 +545,7 @@ def test_versions_processor_and_threads_are_notes():
 def test_a_checkpoint_that_says_little_of_its_kernels():
     run(steps=2, save_every=1)
     for nonsense in ({"kernels": 3}, {"kernels": {"gelu_forward[vanilla]": None}}):
-        with pytest.raises(UserError, match="is not what it was"):
-            prepare(found(made_by=nonsense), steps=3)
+        fails("is not what it was", prepare, found(made_by=nonsense), steps=3)
     without = found()
     del without.state["made_by"]
     for little in (without, found(made_by=7), found(made_by=[])):
@@ -600,8 +579,7 @@ def test_a_guard_that_changes_the_rewrites_is_said_in_place_of_the_kernels(then,
     run(steps=1, save_every=1, variant="optimized", **then)
     settings = resumed(found(), {"steps": 2, **now})
     said += f", which the run {'did not have' if then else 'had'}"
-    with pytest.raises(UserError, match=rf": {said}: resuming would change the run; .*--accept-changes"):
-        job.prepare(settings, resume=found())
+    fails(rf": {said}: resuming would change the run; .*--accept-changes", job.prepare, settings, resume=found())
     assert job.prepare(settings, resume=found(), accept_changes=True).changes == (f"after step 1: {said}",)
 
 
@@ -625,8 +603,7 @@ def test_a_change_in_the_middle_of_a_large_text_is_refused():
     run(steps=1, save_every=1, data="large.txt")
     text[3 << 20 : 4 << 20] = b"z" * (1 << 20)
     Path("large.txt").write_bytes(text)
-    with pytest.raises(UserError, match="holds other text"):
-        prepare(found(), steps=2)
+    fails("holds other text", prepare, found(), steps=2)
     older = found(corpus=load_corpus("large.txt", vocab_size=256, T=8, B=2).ends)
     assert "ends of its text only" in prepare(older, steps=2).notes[0]
 
@@ -641,7 +618,6 @@ def test_a_run_of_many_rows_goes_on_and_an_older_checkpoint_had_another_order(mo
     assert all(np.array_equal(p, want[n]) for n, p in ready.engine.parameters().items())
     older = found(corpus=load_corpus("text.txt", vocab_size=256, T=8, B=2).ends)
     monkeypatch.setattr("cpuopt.train.resume.SORTED", 10)
-    with pytest.raises(UserError, match="the order of the text, for 44 rows"):
-        prepare(older, steps=31)
+    fails("the order of the text, for 44 rows", prepare, older, steps=31)
     settings = resumed(older, {"steps": 31})
     assert "order of the text" in job.prepare(settings, resume=older, accept_changes=True).changes[0]

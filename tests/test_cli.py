@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from verbs import SQUARES, flags_of, process, strict
+from verbs import SQUARES, flags_of, printed, process, strict
 
 from cpuopt import __version__, cli, ops
 from cpuopt.building import build
@@ -47,8 +47,7 @@ def run(capsys):
 
     def run(verb, *flags, job=True):
         small = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
-        assert cli.main([verb, *(small if job else []), *flags]) == 0
-        out = capsys.readouterr().out
+        out = printed(capsys, verb, *(small if job else []), *flags)
         assert "--json" not in flags or (out[-2:], out.count("\n")) == ("}\n", 1)
         return out
 

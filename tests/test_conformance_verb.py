@@ -6,9 +6,11 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from bad import HEAD, text
+from verbs import fails, printed
 
 from cpuopt import cli, ops
 from cpuopt.building import build
@@ -16,7 +18,7 @@ from cpuopt.check import gate
 from cpuopt.check.cases import Case, affordable, cases, elements
 from cpuopt.check.result import WORDS, Result, refuse, whole, worst
 from cpuopt.cli.check import choose
-from cpuopt.errors import RefusedError, UserError
+from cpuopt.errors import RefusedError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import checked
@@ -35,9 +37,7 @@ BAD = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def write(*variants):
@@ -81,21 +81,17 @@ def test_bits_that_differ_on_more_than_five_threads_are_found(capsys):
 
 
 def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):
-    def ask(*args, **more):
-        raise RefusedError("no answer within 1 s", "unchecked")
-
+    ask = Mock(side_effect=RefusedError("no answer within 1 s", "unchecked"))
     (late,) = gate.run(
         [Case({"N": 3})] * 2, gate.in_child(SimpleNamespace(ask=ask), KERNELS["residual_forward", "vanilla"], (1,))
     )
     monkeypatch.setattr(checked, "judge", lambda *args, **more: [whole([late])])
-    assert cli.main(["check", "residual_forward", "--variant", "vanilla", "--quick"]) == 3
-    out = capsys.readouterr().out
+    out = printed(capsys, "check", "residual_forward", "--variant", "vanilla", "--quick", status=3)
     assert "unchecked  residual_forward[vanilla]" in out
     assert f"unchecked: residual_forward[vanilla]: {WORDS['unchecked']}" in " ".join(out.split())
     assert "0 right, 0 marginal, 0 wrong, 1 unchecked" in out
     assert Result.from_json(late.to_json(), late.case).verdict == "unchecked"
-    with pytest.raises(UserError, match=r"vanilla\] was not judged, so nothing is run: no answer within 1 s"):
-        refuse(late, "nothing is run")
+    fails(r"vanilla\] was not judged, so nothing is run: no answer within 1 s", refuse, late, "nothing is run")
     wrong, right = (Result("x", late.case, ratio) for ratio in (11.0, 9.0))
     assert worst([right, late, wrong]) is wrong
     assert worst([late, right]) is late
@@ -119,8 +115,7 @@ def test_a_reference_in_python_bounds_the_size_of_a_case():
 def test_a_name_that_is_not_there_is_said_once_with_its_line(capsys):
     named = text("gelu_forward", "for i in range(len(inp)):\n    out[i] = inp[i] * dd")
     Path("mine.py").write_text(HEAD + named.replace(", jit=False", ""))
-    assert cli.main(["check", "--kernels", "mine.py", "--quick", "--threads", "1"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(printed(capsys, "check", "--kernels", "mine.py", "--quick", "--threads", "1", status=1).split())
     line = "does not compile: NameError: name 'dd' is not defined (line 14: out[i] = inp[i] * dd) (N="
     assert f"gelu_forward[mine]: {line}" in said
     assert said.count("does not compile") == 1
@@ -156,8 +151,7 @@ def test_cases_of_a_model_are_its_sizes_each_once():
 
 
 def test_a_file_without_kernels_is_refused():
-    with pytest.raises(UserError, match="registers no kernel"):
-        choose([], [], ["mine.py"], [])
+    fails("registers no kernel", choose, [], [], ["mine.py"], [])
     assert choose(["gelu"], [], ["mine.py"], [("gelu_forward", "x"), ("sumsq", "x")]) == [("gelu_forward", "x")]
 
 

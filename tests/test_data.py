@@ -5,7 +5,6 @@ import hashlib
 import http.client
 import io
 import os
-import re
 import shutil
 import socket
 import struct
@@ -22,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_hostile_files import header, taking
-from verbs import error_of
+from verbs import fails, spy
 
 from cpuopt.data import batches as batching
 from cpuopt.data import corpus, datasets, tokenizers
@@ -49,13 +48,6 @@ def isolated(tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_DATA_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktoken"))
     monkeypatch.delenv("DATA_GYM_CACHE_DIR", raising=False)
-
-
-def fails(match, function, *args, **kwargs):
-    """The call raises a UserError of one line that matches; give the message."""
-    message = error_of(function, *args, **kwargs)
-    assert re.search(match, message)
-    return message
 
 
 def tree(folder):
@@ -258,9 +250,8 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, step):
 
 def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     calls = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
-    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(("replace", Path(b).name)), replace(a, b)))
+    spy(monkeypatch, os, "fsync", lambda fd: calls.append(("fsync", os.fstat(fd).st_size)))
+    spy(monkeypatch, os, "replace", lambda a, b: calls.append(("replace", Path(b).name)))
     write_whole(tmp_path / "x", [b"ab", b"cde"])
     assert calls[:2] == [("fsync", 5), ("replace", "x")]
     assert [name for name, _ in calls] == ["fsync", "replace", "fsync"]  # the last is the directory's

@@ -1,11 +1,10 @@
 """``--dtype bf16``: a setting of a run like any other, in every verb that builds a step."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from verbs import ran, refused
+from verbs import printed, ran, refused
 
 from cpuopt import cli
 from cpuopt.engine import Engine
@@ -19,9 +18,7 @@ SMALL = Settings(model="gpt2-tiny", B=2, T=16, threads=1, dtype="bf16")
 FLAGS = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--dtype", "bf16"]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def tensors(folder):
@@ -45,14 +42,11 @@ def test_what_is_saved_is_float32_until_it_is_converted(tmp_path):
 
 
 def test_a_profile_names_the_types(capsys):
-    assert cli.main(["profile", *FLAGS, "--steps", "3", "--json"]) == 0
-    rows = {r["label"]: r for r in json.loads(capsys.readouterr().out)["ops"]}
+    rows = {r["label"]: r for r in ran(capsys, "profile", *FLAGS, "--steps", "3")["ops"]}
     assert rows["AdamW"]["types"] == ["float32"]
     assert rows["Matmul Forward"]["types"] == ["bfloat16", "float32"]
-    assert cli.main(["profile", *FLAGS, "--steps", "3", "--html", "p.html"]) == 0
-    assert "bf16, f32" in capsys.readouterr().out
-    assert cli.main(["profile", *FLAGS[:-1], "float32", "--steps", "3"]) == 0
-    assert "types" not in capsys.readouterr().out
+    assert "bf16, f32" in printed(capsys, "profile", *FLAGS, "--steps", "3", "--html", "p.html")
+    assert "types" not in printed(capsys, "profile", *FLAGS[:-1], "float32", "--steps", "3")
 
 
 def test_steps_of_two_variants_begin_from_the_same_weights(monkeypatch):

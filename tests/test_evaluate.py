@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_hostile_files import header, stream
-from verbs import ran, refused
+from verbs import fails, ran, refused
 
 from cpuopt import cli
 from cpuopt.data import tokenizers
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.train import evaluate
 from cpuopt.train.evaluate import read_examples
@@ -73,8 +72,7 @@ def test_only_targets_of_the_completion_count(tmp_path):
     assert tokens.tolist() == [[7, 8, 1, 0, 0, 0], [7, 8, 2, 3, 0, 0], [7, 8, 4, 0, 0, 0], [7, 8, 5, 6, 9, 0]]
     n = -100
     assert targets.tolist() == [[n, 1, n, n, n, n], [n, 2, 3, n, n, n], [n, 4, n, n, n, n], [n, 5, 6, 9, n, n]]
-    with pytest.raises(UserError, match="5 tokens; the model reads 4"):
-        evaluate.rows_of(example, 4)
+    fails("5 tokens; the model reads 4", evaluate.rows_of, example, 4)
 
 
 def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 from golden.compare import batch_of, differences, engine_of, written
 from golden.families import FAMILIES, TOLERANCE, distance, kept, summarize
-from verbs import refused
+from verbs import fails, refused
 
 from cpuopt import Choice, cli, models
 from cpuopt.errors import UserError
@@ -266,8 +266,7 @@ def test_files_of_a_model_without_its_head_are_read(tmp_path):
     here = open_weights(folder)
     assert all(np.array_equal(here.read(name), whole[name]) for name in here.config.shapes())
     safetensors.numpy.save_file({**bare, "model.norm.weight": bare["norm.weight"]}, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"tensor 'model.norm.weight' comes twice"):
-        open_weights(folder)
+    fails(r"tensor 'model.norm.weight' comes twice", open_weights, folder)
 
 
 def test_a_tied_head_may_be_there_and_must_be_equal(tmp_path):
@@ -280,8 +279,7 @@ def test_a_tied_head_may_be_there_and_must_be_equal(tmp_path):
     assert all(np.array_equal(here.read(name), x) for name, x in arrays.items())
     head[3, 4] += 1
     safetensors.numpy.save_file({**arrays, "lm_head.weight": head}, path)
-    with pytest.raises(UserError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
-        open_weights(folder)
+    fails(r"lm_head.weight differs from model.embed_tokens.weight", open_weights, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     assert np.array_equal(open_weights(folder).read("lm_head.weight"), head)

@@ -9,8 +9,9 @@ import pytest
 import small_runs
 from golden.params import make_batch, make_params
 from small_runs import sealed
+from verbs import fails
 
-from cpuopt import Choice, UserError, nn
+from cpuopt import Choice, nn
 from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.engine import Engine
@@ -102,8 +103,7 @@ def test_a_kernel_that_needs_every_gradient_gets_an_array_that_nobody_reads(mode
     assert any(v.name.startswith("unused d") for c in calls for v in c.writes)
     engine = engine_of(model, freeze=[freeze])
     bound = next(b for b in engine.calls if b.call.op.name == op and b.call.absent - {"dbias", "dwpe"})
-    with pytest.raises(UserError, match=rf"{op}\[generated\] computes 'd\w+' in any case"):
-        engine.rebound(bound, registry.find(op, "generated"))
+    fails(rf"{op}\[generated\] computes 'd\w+' in any case", engine.rebound, bound, registry.find(op, "generated"))
 
 
 def test_a_parameter_may_say_that_it_is_not_trained():
@@ -126,10 +126,8 @@ def test_a_parameter_may_say_that_it_is_not_trained():
 
 
 def test_what_cannot_be_frozen_is_refused():
-    with pytest.raises(UserError, match=r"freeze: no parameter matches 'wt.\*'; known: wte.weight"):
-        build(Untied(), INPUTS, freeze=["wt.*"])
-    with pytest.raises(UserError, match="no parameter that is trained"):
-        build(Untied(), INPUTS, freeze=["*"])
+    fails(r"freeze: no parameter matches 'wt.\*'; known: wte.weight", build, Untied(), INPUTS, freeze=["wt.*"])
+    fails("no parameter that is trained", build, Untied(), INPUTS, freeze=["*"])
 
 
 # Runs and their checkpoints
@@ -179,17 +177,14 @@ def test_a_run_goes_on_from_a_checkpoint_without_what_is_frozen(weights, init):
 def test_a_source_that_has_changed_is_refused(weights):
     path, _ = run(steps=2, save_every=2, init=str(weights), model=None)
     moved = weights.rename("moved.bin")
-    with pytest.raises(UserError, match=r"start\.bin"):
-        run(path, steps=4)
+    fails(r"start\.bin", run, path, steps=4)
     run(path, steps=3, init=str(moved))
     damaged = bytearray(moved.read_bytes())
     damaged[1024 + 4] ^= 1  # in the embedding
     moved.write_bytes(damaged)
     for more in ({}, {"init": str(moved)}):
-        with pytest.raises(UserError, match=r"'wte.weight' is not what it was in --init .*moved\.bin"):
-            run(path, steps=4, **more)
-    with pytest.raises(UserError, match=r"'wte.weight' is not what it was"):
-        checkpoint.open_weights(path).read("wte.weight")
+        fails(r"'wte.weight' is not what it was in --init .*moved\.bin", run, path, steps=4, **more)
+    fails(r"'wte.weight' is not what it was", checkpoint.open_weights(path).read, "wte.weight")
 
 
 def test_a_run_that_names_itself_as_its_source_is_refused(small_text):
@@ -198,5 +193,4 @@ def test_a_run_that_names_itself_as_its_source_is_refused(small_text):
     assert found.frozen
     found.state["settings"]["init"] = str(path)
     sealed(found.path, found.state)
-    with pytest.raises(UserError, match="from itself"):
-        checkpoint.open_weights(path)
+    fails("from itself", checkpoint.open_weights, path)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verbs import fails
 
 from cpuopt import Choice, nn
 from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.models import parse as parse_model
 from cpuopt.models import specs
 from cpuopt.ops.classifier import BLOCK
@@ -337,11 +337,9 @@ def test_names():
     assert parse("all") == tuple(FUSIONS) == names
     assert parse("none") == ()
     for text, word in (("all,none", "all"), ("none,update", "none"), ("update,all", "all")):
-        with pytest.raises(UserError, match=rf"^fuse '{text}': '{word}' stands alone; leave it or the other"):
-            parse(text)
+        fails(rf"^fuse '{text}': '{word}' stands alone; leave it or the other", parse, text)
     assert parse("update") == ("update",)
-    with pytest.raises(UserError, match=r"^fuse 'updat': no such rewrite; did you mean 'update'\?$"):
-        built_of(("residual", "updat"))
+    fails(r"^fuse 'updat': no such rewrite; did you mean 'update'\?$", built_of, ("residual", "updat"))
     assert Settings(variant="vanilla").rewrites == ()
     assert Settings(variant="optimized").rewrites == tuple(FUSIONS)
     assert Settings(variant="optimized", clip=1.0).rewrites == tuple(n for n in FUSIONS if n != "update")
@@ -350,8 +348,7 @@ def test_names():
 
 
 def test_clipping_needs_the_norm_before_any_update():
-    with pytest.raises(UserError, match="fuse without 'update'"):
-        train_tiny(("update",), clip=1.0)
+    fails("fuse without 'update'", train_tiny, ("update",), clip=1.0)
     assert_alike(train_tiny(("residual",), clip=0.5), train_tiny(clip=0.5), exact=True)
 
 

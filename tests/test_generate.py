@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from golden.llama2c import draw
 from rich.console import Console
-from verbs import ran, refused
+from verbs import fails, ran, refused
 
 import cpuopt
 from cpuopt import cli, ops
@@ -17,7 +17,6 @@ from cpuopt.check.cases import MORE, case
 from cpuopt.check.check import check
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.generate import decoder as generate
 from cpuopt.generate.decoder import BLOCKS, Decoder, Sampler, read_bandwidth, text_of
 from cpuopt.generate.uncached import Uncached, reader_of
@@ -92,8 +91,7 @@ def test_the_cache_changes_no_logit(name):
             decoder.restart()
             for i, read in enumerate([ids[:prompt], *ids[prompt:, None]], start=prompt - 1):
                 assert np.abs(decoder.read(read) - logits[i]).max() < scale, (prompt, i)
-            with pytest.raises(UserError, match=rf"{T + 1} tokens do not fit in the context of {T}; take a shorter"):
-                decoder.read([1])
+            fails(rf"{T + 1} tokens do not fit in the context of {T}; take a shorter", decoder.read, [1])
             assert decoder.position == T
         decoder.position = 20
         assert np.abs(decoder.read(ids[20:30]) - logits[29]).max() < scale
@@ -107,11 +105,9 @@ def test_the_cache_has_the_heads_of_keys_and_the_length_that_is_asked_for():
     assert keys.shape == (1, config.num_key_value_heads, 20 + 64, config.head_dim)
     assert (short.context, full.context) == (20, 64)
     assert np.array_equal(*(decoder.read(IDS[:20]) for decoder in (short, full)))
-    with pytest.raises(UserError, match=r"21 tokens do not fit in the context of 20; .* or a longer --context"):
-        short.read([1])
+    fails(r"21 tokens do not fit in the context of 20; .* or a longer --context", short.read, [1])
     for n in (0, 65):
-        with pytest.raises(UserError, match=f"--context {n}: expected 1 to 64"):
-            Decoder(config, context=n)
+        fails(f"--context {n}: expected 1 to 64", Decoder, config, context=n)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -125,8 +121,7 @@ def test_few_tokens_take_the_kernels_that_stream_and_a_swap_wins(dtype):
     assert products(1) == products(8) == {"rows"}
     assert products(64) == {"optimized", "rows"}  # the head reads one row
     assert products(1, swaps=["matmul=vanilla"]) == {"vanilla"}
-    with pytest.raises(UserError, match="does not use 'softmax'"):
-        Decoder(CONFIG, swaps=["softmax=optimized"], check=False)
+    fails("does not use 'softmax'", Decoder, CONFIG, swaps=["softmax=optimized"], check=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -152,8 +147,7 @@ def test_the_roof_is_that_of_weights_which_no_cache_holds(decoders):
 
 @pytest.mark.parametrize("tokens", [[], [-1], [256], [1, 2, 999]])
 def test_tokens_that_are_none_are_refused(decoders, tokens):
-    with pytest.raises(UserError, match="from 0 to 255"):
-        decoders["vanilla"].read(tokens)
+    fails("from 0 to 255", decoders["vanilla"].read, tokens)
 
 
 # Sampling
@@ -195,10 +189,8 @@ def test_a_seed_gives_the_same_choices():
 
 @pytest.mark.parametrize("how", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"seed": -1}])
 def test_what_cannot_be_sampled_is_refused(how):
-    with pytest.raises(UserError, match="expected"):
-        Sampler(**how)
-    with pytest.raises(UserError, match="not finite"):
-        Sampler().choose(np.array([1.0, np.nan]))
+    fails("expected", Sampler, **how)
+    fails("not finite", Sampler().choose, np.array([1.0, np.nan]))
 
 
 def test_generation_ends_at_its_limit_at_the_stop_and_at_the_end_of_the_context(decoders):
@@ -263,8 +255,7 @@ def test_what_came_before_an_interrupt_is_shown(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(generate, "generate", three)
-    assert cli.main(["generate", "--model", "gpt2-tiny", "--json"]) == 130
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "generate", "--model", "gpt2-tiny", status=130)
     assert (found["text"], found["stopped"]) == ("abc", "interrupted")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from golden.llama2c import draw
 from test_hostile_files import with_metadata
-from verbs import error_of, refused
+from verbs import error_of, fails, refused
 
 from cpuopt import cli
 from cpuopt.errors import UserError
@@ -171,8 +171,7 @@ def test_metadata_that_others_write(saved):
 def test_the_largest_gemma_divides_scores_by_its_width_for_a_head(saved):
     config = Gemma2(61, 32, 8, 46, 4, 2, 4, 16, sliding_window=8, query_pre_attn_scalar=8)
     assert saved(config)[2].config == config
-    with pytest.raises(UserError, match="with query_pre_attn_scalar 8; got 4"):
-        file_of.require(replace(config, query_pre_attn_scalar=4))
+    fails("with query_pre_attn_scalar 8; got 4", file_of.require, replace(config, query_pre_attn_scalar=4))
 
 
 def test_rows_of_q_and_k_lie_as_llama_cpp_rotates_them(saved):
@@ -226,8 +225,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_llama_cpp_computes_otherwise_is_not_written(words, tmp_path):
     config = REFUSED[words]
-    with pytest.raises(UserError, match=words):
-        save_weights(tmp_path / "m.gguf", config, drawn(config).__getitem__)
+    fails(words, save_weights, tmp_path / "m.gguf", config, drawn(config).__getitem__)
     assert not (tmp_path / "m.gguf").exists()
 
 

@@ -9,12 +9,11 @@ import pytest
 from golden.llama2c import draw, tokenizer_bin
 from small_tokenizers import SENTENCES, byte_pairs, pieces
 from tokenizers import pre_tokenizers
-from verbs import ran
+from verbs import fails, ran
 
 from cpuopt import cli, models
 from cpuopt.data import ggml
 from cpuopt.data.tokenizers import BYTES, GPT2Tokenizer, _gpt2_encoding, get_tokenizer
-from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
 from cpuopt.models.llama import Config
 from cpuopt.weights import Marks, open_weights, save_weights, vocabulary
@@ -129,8 +128,7 @@ def test_what_gguf_cannot_say_is_refused(change, words, tmp_path):
     content, found = json.loads(path.read_text()), get_tokenizer(str(path))
     change(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=f"GGUF cannot say {words}"):
-        vocabulary._of_json(found)
+    fails(f"GGUF cannot say {words}", vocabulary._of_json, found)
 
 
 def test_text_is_made_with_the_tokenizer_inside(tmp_path, monkeypatch, capsys):

@@ -20,7 +20,7 @@ import pytest
 from listening import Listener, raising
 from numba import types
 from small_runs import FLAGS, command, only, prepare, run, steps_of, wait_for_steps
-from verbs import SQUARES
+from verbs import SQUARES, fails, spy
 
 import cpuopt
 from cpuopt import Choice, cli, files
@@ -100,8 +100,7 @@ def interrupting(engine, after, times=1):
 def test_a_batch_that_is_refused_leaves_the_engine_usable(made):
     build, states = made
     engine = build()
-    with pytest.raises(UserError, match="holds 999"):
-        engine.step(**{**batch(0), "tokens": np.full((B, T), 999)}, lr=1e-2)
+    fails("holds 999", engine.step, **{**batch(0), "tokens": np.full((B, T), 999)}, lr=1e-2)
     take(engine, 0)
     assert bits(engine) == states[1]
 
@@ -171,8 +170,7 @@ def test_an_error_within_an_update_is_the_last_call_of_the_engine(made):
         take(engine, 0)
     engine.runner = run_calls
     for call in (lambda: take(engine, 0), lambda: engine.forward(**batch(0)), lambda: engine.run("forward")):
-        with pytest.raises(UserError, match=r"step\(\) ended within its update, .* build a new engine"):
-            call()
+        fails(r"step\(\) ended within its update, .* build a new engine", call)
 
 
 @pytest.mark.parametrize("call", ["step", "forward", "load", "run"])
@@ -208,8 +206,7 @@ def test_a_call_from_within_a_step_is_refused():
         return True
 
     before = bits(engine)
-    with pytest.raises(UserError, match=r"^forward: this engine is in a call already"):
-        engine.step(**batch(0), accept=accept)
+    fails(r"^forward: this engine is in a call already", engine.step, **batch(0), accept=accept)
     assert bits(engine) == before
     engine.step(**batch(0))
 
@@ -295,13 +292,7 @@ def test_a_ctrl_c_while_the_command_is_imported(module, tmp_path):
 
 
 def test_a_ctrl_c_before_the_first_step_says_what_is_not_written(monkeypatch, capsys):
-    usual = trainer.opened
-
-    def opened(*given):
-        signal.raise_signal(signal.SIGINT)
-        return usual(*given)
-
-    monkeypatch.setattr(trainer, "opened", opened)
+    spy(monkeypatch, trainer, "opened", lambda *given: signal.raise_signal(signal.SIGINT))
     words = ["train", "--model", "gpt2-tiny", "--steps", "3", "--val-every", "0", "--threads", "1"]
     assert cli.main([*words, "--trace", "t.json"]) == 130
     assert "--trace t.json: not written, because no step was done" in capsys.readouterr().err
@@ -330,14 +321,13 @@ def test_what_was_ignored_stays_ignored():
 
 def at_sync(monkeypatch, name, *numbers):
     """Send signals when a folder with a name like this is first synced."""
-    right, sent = files.sync_directory, []
+    sent = []
 
     def sync(path):
         if not sent and name in str(path):
             sent.append(raising(*numbers)())
-        right(path)
 
-    monkeypatch.setattr(files, "sync_directory", sync)
+    spy(monkeypatch, files, "sync_directory", sync)
 
 
 def test_ctrl_c_in_a_save_lets_it_finish(monkeypatch):
@@ -364,14 +354,13 @@ def test_a_second_ctrl_c_in_a_save_leaves_the_checkpoint_before_it(monkeypatch):
 def test_ctrl_c_in_a_validation_or_a_sample_costs_no_step(monkeypatch, more):
     def interrupt(ready):
         where, name = (ready.engine, "forward") if "val_every" in more else (samples, "generate")
-        right, calls = getattr(where, name), itertools.count(1)
+        calls = itertools.count(1)
 
-        def function(*args, **named):
+        def act(*args, **named):
             if next(calls) == (5 if "val_every" in more else 1):  # three come before the first step
                 signal.raise_signal(signal.SIGINT)
-            return right(*args, **named)
 
-        monkeypatch.setattr(where, name, function)
+        spy(monkeypatch, where, name, act)
 
     Path("text.txt").write_text(SQUARES)
     result, _, _ = run(change=interrupt, steps=9, val_batches=3, **more)

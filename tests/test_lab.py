@@ -2,7 +2,6 @@
 
 import ast
 import io
-import json
 import re
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from bad import HEAD, text
 from rich.console import Console
+from verbs import fails, printed, ran, refused
 
 import cpuopt.kernels
 from cpuopt import cli, models, ops
@@ -108,18 +108,15 @@ def test_the_example_of_the_toolkits_page_is_right():
 
 
 def test_new_kernel_writes_a_file_once(capsys):
-    assert cli.main(["new-kernel", "gelu_forward"]) == 0
-    assert "next: cpuopt lab gelu_forward.py" in capsys.readouterr().out
+    assert "next: cpuopt lab gelu_forward.py" in printed(capsys, "new-kernel", "gelu_forward")
     before = Path("gelu_forward.py").read_text()
-    assert cli.main(["new-kernel", "gelu_forward", "--variant", "other"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "is there already" in refused(capsys, "new-kernel", "gelu_forward", "--variant", "other")
     assert Path("gelu_forward.py").read_text() == before
     assert cli.main(["new-kernel", "gelu_forward", "--variant", "vanilla", "--out", "x.py"]) == 2
     assert cli.main(["new-kernel", "gelu_forward", "--out", "none/x.py"]) == 2
     assert "--out none/x.py: cannot be written (No such directory); name a file in a folder" in capsys.readouterr().err
     assert not Path("none").exists()
-    assert cli.main(["new-kernel", "gleu_forward"]) == 2
-    assert "did you mean 'gelu_forward'?" in capsys.readouterr().err
+    assert "did you mean 'gelu_forward'?" in refused(capsys, "new-kernel", "gleu_forward")
     assert not Path("x.py").exists()
 
 
@@ -141,7 +138,7 @@ def a_row(*said, op="gelu_forward", variant="mine", **more):
     return rounds.KernelRow(op, variant, "optimized", *said, **more)
 
 
-def printed(page, width):
+def lines_of(page, width):
     Console(file=(out := io.StringIO()), width=width).print(page)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
@@ -201,24 +198,20 @@ def test_a_file_that_cannot_be_loaded_is_said():
     with pytest.raises(RefusedError, match=r"^--kernels mine\.py: line .* raised SyntaxError"):
         one_round("return (")
     Path("mine.py").write_text("x = 1\n")
-    with pytest.raises(UserError, match="registers no kernel"):
-        rounds.work(rounds.RoundPlan(Path("mine.py")), ROOFS, rounds.RoundView())
+    fails("registers no kernel", rounds.work, rounds.RoundPlan(Path("mine.py")), ROOFS, rounds.RoundView())
 
 
 def test_once_tells_all_as_json(capsys):
     write("out[:] = inp1 + inp2; out[0] += 1")
-    assert cli.main(["lab", "mine.py", "--once", "--model", "gpt2-tiny", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "lab", "mine.py", "--once", "--model", "gpt2-tiny", status=1)
     (k,) = found["kernels"]
     assert (k["bad"], k["check"]["verdict"], k["check"]["worst"]["index"]) == ("check", "wrong", [0])
     (entry,) = records.entries(Path("runs"))
     assert (entry.kind, str(entry.path)) == ("lab", found["path"])
     assert entry.what == "mine.py: residual_forward[mine] failed in check"
     assert entry.content["kernels"][0]["said"] == k["said"]
-    assert cli.main(["runs", "show", "lab"]) == 0
-    assert "wrong" in capsys.readouterr().out
-    assert cli.main(["lab", "none.py"]) == 2
-    assert "'cpuopt new-kernel OP --out none.py' writes one" in capsys.readouterr().err
+    assert "wrong" in printed(capsys, "runs", "show", "lab")
+    assert "'cpuopt new-kernel OP --out none.py' writes one" in refused(capsys, "lab", "none.py")
     assert cli.main(["lab", "mine.py", "--json"]) == 2
 
 
@@ -270,7 +263,7 @@ def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
         screen.since = since
         found = {"alone": {"b_ms": ms, "verdict": "slower"}}
         screen.rows([a_row({"alone": "x"}, found=found)])
-    assert printed(screen.page([a_row(now="check", progress="7/25")]), 60)[3:] == [
+    assert lines_of(screen.page([a_row(now="check", progress="7/25")]), 60)[3:] == [
         "  check          7/25",
         "  saves  slower  0.5 ms at 10:00:00",
         "         slower  0.25 ms at 10:01:00, best so far",
@@ -376,8 +369,7 @@ def test_a_round_that_is_over_is_not_heard():
 def test_a_child_that_is_ended_starts_no_more():
     child = Child("cpuopt.lab.worker", [], 1)
     child.end()
-    with pytest.raises(UserError, match="a newer request replaces it"):
-        child.ask("check")
+    fails("a newer request replaces it", child.ask, "check")
     assert child._worker is None
 
 
@@ -413,4 +405,4 @@ def test_an_error_is_a_result_unless_a_newer_save_ended_the_round(monkeypatch, e
     monkeypatch.setattr(rounds, "_check", Mock(side_effect=error))
     rounds.stages(None, None, row := a_row(), Mock(ended=ended), lambda: None)
     assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": said}))
-    assert ("failed" in " ".join(printed(report.stages(row, []), 80))) == (said == "x")
+    assert ("failed" in " ".join(lines_of(report.stages(row, []), 80))) == (said == "x")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verbs import fails
 
 from cpuopt.cli import ranks
 from cpuopt.comm import Comm
@@ -48,15 +49,12 @@ def test_a_launcher_is_known_by_its_environment(environment, promise):
 
 def test_a_rank_that_is_alone_against_the_promise_is_refused():
     keeps(Promise("srun", 4, 0), 4)
-    with pytest.raises(UserError, match=r"srun promised 4 ranks, and MPI sees 1 rank: mpi4py belongs to another MPI"):
-        keeps(Promise("srun", 4, 0), 1)
+    fails(r"srun promised 4 ranks, and MPI sees 1 rank: mpi4py belongs to another MPI", keeps, Promise("srun", 4, 0), 1)
     for launcher, size, rank in LAUNCHERS:
         left = f"{size} and {rank} say that {launcher} started this; if it did not, unset them$"
-        with pytest.raises(UserError, match=left):
-            keeps(Promise(launcher, 4, 0), 1)
+        fails(left, keeps, Promise(launcher, 4, 0), 1)
     suits(Promise("mpiexec of Open MPI", 4, 0), "Open MPI v5.0.11")
-    with pytest.raises(UserError, match="the MPI here is MPICH 5"):
-        suits(Promise("mpiexec of Open MPI", 4, 0), "MPICH 5.0.2")
+    fails("the MPI here is MPICH 5", suits, Promise("mpiexec of Open MPI", 4, 0), "MPICH 5.0.2")
 
 
 def here(*masks, host="a", quota=None):
@@ -73,8 +71,7 @@ def test_ranks_of_one_host_share_the_cores_that_all_of_them_may_use():
 
 def test_a_quota_of_a_container_limits_threads_and_ranks():
     assert [p.threads for p in places(here(range(8), range(8), quota=2.0))] == [1, 1]
-    with pytest.raises(UserError, match="3 ranks on the 2 cores of a"):
-        places(here(range(8), range(8), range(8), quota=2.0))
+    fails("3 ranks on the 2 cores of a", places, here(range(8), range(8), range(8), quota=2.0))
 
 
 def test_cores_are_shared_only_with_permission():
@@ -82,8 +79,7 @@ def test_cores_are_shared_only_with_permission():
         (here([0], [0]), "2 ranks on the 1 core of a: .* --oversubscribe"),
         (here([0, 1], [1, 2]), "ranks 0 and 1 on a may both use core 1: .* --oversubscribe"),
     ):
-        with pytest.raises(UserError, match=message):
-            places(ranks_)
+        fails(message, places, ranks_)
         assert all(p.threads == 1 for p in places(ranks_, oversubscribe=True) if len(p.cores) == 1)
     assert [p.cores for p in places(here([0, 3], [0, 3], [0, 3]), oversubscribe=True)] == [(0,), (0,), (3,)]
 
@@ -180,8 +176,8 @@ def test_a_rank_that_ends_without_a_word_ends_all(end):
 
 def test_a_launcher_that_starts_nothing_is_quoted():
     said = []
-    fails = [sys.executable, "-c", "print('-----'); print('no slots'); raise SystemExit(5)"]
-    assert Launch(fails, 2, said.append).run() == 1
+    broken = [sys.executable, "-c", "print('-----'); print('no slots'); raise SystemExit(5)"]
+    assert Launch(broken, 2, said.append).run() == 1
     assert said == ["mpiexec ended with status 5: no slots"]
 
 
@@ -240,8 +236,7 @@ def test_a_rank_without_its_launcher_says_so_and_removes_only_what_is_a_launcher
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(folder / "ranks"))
     for address in (tmp_path / "file", folder / "ranks"):
-        with pytest.raises(UserError, match=r"^CPUOPT_LAUNCHER=.*: no launcher is there"):
-            Link(0, str(address))
+        fails(r"^CPUOPT_LAUNCHER=.*: no launcher is there", Link, 0, str(address))
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
@@ -266,8 +261,7 @@ def test_each_mpiexec_gets_its_own_flags(versions, taken, more, tmp_path, monkey
     for name in versions:
         (tmp_path / name).unlink()
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"no mpiexec; install it with: pip install 'cpuopt\[mpi\]'"):
-        mpiexec(3, [])
+    fails(r"no mpiexec; install it with: pip install 'cpuopt\[mpi\]'", mpiexec, 3, [])
 
 
 def test_the_libraries_of_ranks_are_told_to_take_the_loopback_interface(tmp_path, monkeypatch):

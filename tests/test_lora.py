@@ -13,7 +13,7 @@ import pytest
 from golden.compare import adapted, adapter_losses, adapters, batch_of, families, hyper, weights_of
 from golden.families import ADAPTERS, CHATS
 from safetensors.numpy import load_file, save_file
-from verbs import ran, refused
+from verbs import fails, ran, refused
 
 from cpuopt import cli, models, nn
 from cpuopt.building import BuildOptions, build
@@ -129,8 +129,7 @@ def test_a_text_is_read():
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_wrong_text_is_refused(text):
-    with pytest.raises(UserError, match=f"--lora: .*(?:{REFUSED[text]})"):
-        Lora.parse(text)
+    fails(f"--lora: .*(?:{REFUSED[text]})", Lora.parse, text)
 
 
 def test_targets_are_layers_of_the_model():
@@ -225,8 +224,7 @@ def test_an_adapter_that_is_not_computed_is_refused(adapter, case):
     else:
         edit, error = TENSORS[case]
         rewritten(adapter / "adapter_model.safetensors", edit)
-    with pytest.raises(UserError, match=error):
-        open_adapter(adapter, CONFIG)
+    fails(error, open_adapter, adapter, CONFIG)
 
 
 @pytest.mark.parametrize("large", [1e25, 1e38])
@@ -244,17 +242,14 @@ def test_an_adapter_whose_product_overflows_is_named(base, adapter, tmp_path, ca
 
 
 def test_an_adapter_is_no_model_and_says_what_it_is_and_needs(adapter, tmp_path, capsys):
-    with pytest.raises(UserError, match="is an adapter, which needs its base model"):
-        open_weights(adapter)
+    fails("is an adapter, which needs its base model", open_weights, adapter)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"has no adapter_config\.json"):
-        open_adapter(tmp_path / "empty", CONFIG)
+    fails(r"has no adapter_config\.json", open_adapter, tmp_path / "empty", CONFIG)
     merge = ["convert", str(adapter), str(tmp_path / "out"), "--merge"]
     assert "names the base model None, which is not here; give it with --base" in refused(capsys, *merge)
     assert not (tmp_path / "out").exists()
     change(adapter, base_model_name_or_path="org/base-1B")
-    with pytest.raises(UserError, match="is an adapter, which needs its base model 'org/base-1B': name that"):
-        open_weights(adapter)
+    fails("is an adapter, which needs its base model 'org/base-1B': name that", open_weights, adapter)
 
 
 # Runs
@@ -347,8 +342,7 @@ def test_a_base_model_that_has_changed_is_refused(made, tmp_path):
     )
     read = there.initial(there.config, {"init": str(root / "base")})
     assert read("model.layers.0.mlp.gate_proj.weight").shape == (160, 64)
-    with pytest.raises(UserError, match=rf"'{re.escape(up)}' is not what it was"):
-        read(up)
+    fails(rf"'{re.escape(up)}' is not what it was", read, up)
     assert "bf16:" in state.read_text()
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from verbs import fails
 
 from cpuopt import machine
 from cpuopt.cli import common
 from cpuopt.comm.places import Here, places
-from cpuopt.errors import UserError
 from cpuopt.kernels.toolkit import threads
 from cpuopt.measure import rates as lab_machine
 from cpuopt.program import arena
@@ -287,8 +287,7 @@ def test_a_quota_counts_as_few_cores(fresh, computer):
 
 def test_an_unknown_way_of_waiting_is_refused(fresh):
     fresh(1, CPUOPT_WAITING="nap")
-    with pytest.raises(UserError, match="CPUOPT_WAITING=nap: expected follow, spin, sleep"):
-        machine.waiting(1)
+    fails("CPUOPT_WAITING=nap: expected follow, spin, sleep", machine.waiting, 1)
 
 
 @pytest.mark.parametrize(("n", "variables"), [(12, {}), (17, {"OMP_WAIT_POLICY": "passive"})])

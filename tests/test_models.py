@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from verbs import ran, refused
+from verbs import fails, ran, refused
 
 from cpuopt import cli, models, nn
 from cpuopt.engine import Engine
@@ -114,8 +114,7 @@ def test_sizes_name_their_model(capsys):
         ('{"model": ["mlp"]}', "there is no model"),
         ('{"model": "mlp", "width": 1.5}', "expected a whole number"),
     ):
-        with pytest.raises(UserError, match=why):
-            models.parse(text)
+        fails(why, models.parse, text)
 
 
 def test_load_gives_config_and_module():

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from verbs import fails
 
 import cpuopt
 from cpuopt import UserError, ops
@@ -103,14 +104,12 @@ def test_an_op_that_no_other_process_can_import_is_refused(doubled):
     ],
 )
 def test_a_cell_that_cannot_be_used_is_refused(line, cell, why):
-    with pytest.raises(UserError, match=why):
-        magics.try_kernel(line, cell)
+    fails(why, magics.try_kernel, line, cell)
 
 
 def test_a_file_of_somebody_else_is_not_overwritten():
     Path("mine_gelu_forward.py").write_text("x = 1\n")
-    with pytest.raises(UserError, match="no %%kernel wrote it"):
-        magics.try_kernel("gelu_forward mine", CELL)
+    fails("no %%kernel wrote it", magics.try_kernel, "gelu_forward mine", CELL)
     assert Path("mine_gelu_forward.py").read_text() == "x = 1\n"
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from verbs import goes_on
+from verbs import error_of, fails, goes_on
 
 from cpuopt import Choice, cli, ops
 from cpuopt.building import build
 from cpuopt.check.cases import Case, arguments
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
@@ -136,14 +135,11 @@ def test_optimizers_by_pattern():
     ],
 )
 def test_what_no_optimizer_can_be(optimizer, words):
-    with pytest.raises(UserError) as e:
-        build(GPT2(TINY), specs(B, T), optimizer=optimizer)
-    assert words in str(e.value)
+    assert words in error_of(build, GPT2(TINY), specs(B, T), optimizer=optimizer)
 
 
 def test_a_number_that_the_optimizer_does_not_have_is_refused():
-    with pytest.raises(UserError, match="momentum: adamw has no such number"):
-        engine("adamw").step(**batch(0), momentum=0.5)
+    fails("momentum: adamw has no such number", engine("adamw").step, **batch(0), momentum=0.5)
 
 
 # The command line
@@ -177,8 +173,7 @@ TRAIN = ["train", *SMALL, "--variant", "vanilla", "--lr", "0.01", "--val-every",
 def test_numbers_that_no_step_can_use(numbers, words):
     made = engine("sgd")
     before = {n: x.copy() for n, x in made.parameters().items()}
-    with pytest.raises(UserError, match=words):
-        made.step(**batch(0), **numbers)
+    fails(words, made.step, **batch(0), **numbers)
     assert all((before[n] == x).all() for n, x in made.parameters().items())
 
 
@@ -207,8 +202,7 @@ def test_states_of_another_optimizer_are_damage(tmp_path):
     manifest["files"]["lion_m.safetensors"] = manifest["files"].pop("sgd_velocity.safetensors")
     (path / "sgd_velocity.safetensors").rename(path / "lion_m.safetensors")
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="has the settings of sgd and the states of lion: it is damaged"):
-        checkpoint.verify(path)
+    fails("has the settings of sgd and the states of lion: it is damaged", checkpoint.verify, path)
 
 
 def test_a_run_of_an_earlier_version_has_adamw(tmp_path):
@@ -218,8 +212,7 @@ def test_a_run_of_an_earlier_version_has_adamw(tmp_path):
     settings = {n: x for n, x in found.state["settings"].items() if n not in ("optimizer", "momentum")}
     old = replace(found, state={**found.state, "settings": settings})
     assert resumed(old, {}).optimizer == "adamw"
-    with pytest.raises(UserError, match="the run has optimizer 'adamw', not 'sgd'"):
-        resumed(old, {"optimizer": "sgd"})
+    fails("the run has optimizer 'adamw', not 'sgd'", resumed, old, {"optimizer": "sgd"})
 
 
 @pytest.mark.parametrize("name", ops.OPTIMIZERS)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from listening import Listener
 from small_runs import run
-from verbs import refused
+from verbs import fails, refused
 
-from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job, record
 from cpuopt.train import trainer as training
 from cpuopt.train.resume import resumed
@@ -81,8 +80,7 @@ def test_a_checkpoint_of_another_run_is_refused(monkeypatch, capsys):
     assert checkpoint.newest(b).state["step"] == 3  # the foreign one did not take its place
     for step in ("step-00000002", "step-00000003"):
         shutil.rmtree(b / "checkpoints" / step, ignore_errors=True)
-    with pytest.raises(UserError, match=r"no checkpoint to go on from: .* is of another run"):
-        checkpoint.newest(b)
+    fails(r"no checkpoint to go on from: .* is of another run", checkpoint.newest, b)
     assert "is of another run" in refused(capsys, "train", "--resume", str(b))
 
 
@@ -103,8 +101,7 @@ def test_a_run_of_an_earlier_version_has_checkpoints_without_an_id(monkeypatch):
         os.rename(folder / "checkpoints", f"{folder.name}-kept")
     for folder, other in ((old, new), (new, old)):
         shutil.copytree(f"{other.name}-kept", folder / "checkpoints")
-        with pytest.raises(UserError, match=r"of another run: it has the id "):
-            checkpoint.newest(folder)
+        fails(r"of another run: it has the id ", checkpoint.newest, folder)
 
 
 def test_a_run_that_was_copied_whole_goes_on():

@@ -6,12 +6,13 @@ import socket
 import stat
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from listening import Listener
 from small_runs import FLAGS, prepare, run
-from verbs import flags_of
+from verbs import fails, flags_of, spy
 
 from cpuopt import cli, files, kernels
 from cpuopt.cli import common
@@ -145,16 +146,14 @@ def test_no_output_replaces_anything_but_a_regular_file(capsys, verb, flag, make
 def test_a_file_of_another_user_is_not_replaced():
     Path("r.html").touch()
     os.chown("r.html", 65534, 65534)
-    with pytest.raises(UserError, match="belongs to another user"):
-        check(Path("r.html"), "--html")
+    fails("belongs to another user", check, Path("r.html"), "--html")
 
 
 @pytest.mark.parametrize("make", PLACES)
 def test_whatever_comes_to_the_place_later_is_not_replaced_either(make):
     make(Path("place"))
     before = state()
-    with pytest.raises(UserError, match=r"cannot write 'place': .*free the place"):
-        write_whole(Path("place"), [b"content"])
+    fails(r"cannot write 'place': .*free the place", write_whole, Path("place"), [b"content"])
     assert state() == before
 
 
@@ -205,8 +204,7 @@ def test_the_package_is_not_replaced(capsys):
 def test_the_working_directory_is_no_place_for_weights(name, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(UserError, match="is there already"):
-        check_target(Path(name))
+    fails("is there already", check_target, Path(name))
 
 
 def test_all_files_of_a_glob_and_the_held_out_tokens_are_inputs():
@@ -241,14 +239,11 @@ def test_no_two_outputs_lie_on_each_other(capsys, words):
 
 
 def test_tokens_are_written_both_or_not_at_all(capsys, monkeypatch):
-    right = tokens.write_tokens
-
     def full(path, *args, **more):
         if "val" in path.name:
             raise UserError("the disk is full")
-        right(path, *args, **more)
 
-    monkeypatch.setattr(tokens, "write_tokens", full)
+    spy(monkeypatch, tokens, "write_tokens", full)
     assert "the disk is full" in refused(capsys, "data", "tokenize", "text.txt", "mine")
 
 
@@ -307,14 +302,11 @@ def test_a_place_that_was_taken_meanwhile_is_left_alone_and_another_one_said(nam
 
 
 def test_a_disk_that_fails_sends_the_weights_to_the_run(monkeypatch):
-    right = files.write_synced
-
     def full(path, parts):
         if "elsewhere" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        right(path, parts)
 
-    monkeypatch.setattr(files, "write_synced", full)
+    spy(monkeypatch, files, "write_synced", full)
     for name in ("elsewhere/model.bin", "elsewhere/out"):
         result, ready, listener = run(save=name)
         there = result.path / Path(name).name
@@ -325,10 +317,7 @@ def test_a_disk_that_fails_sends_the_weights_to_the_run(monkeypatch):
 
 
 def test_weights_that_nothing_takes_are_a_failure(monkeypatch):
-    def refuse(path, *args, **more):
-        raise UserError(f"cannot write {str(path)!r}: no")
-
-    monkeypatch.setattr("cpuopt.train.trainer.save_weights", refuse)
+    monkeypatch.setattr("cpuopt.train.trainer.save_weights", Mock(side_effect=UserError("cannot write: no")))
     result, _, listener = run(save="out")
     assert result.diagnosis == "the weights are not at 'out', and nowhere else"
     assert len(listener.notes) == 2
@@ -344,8 +333,7 @@ def test_weights_that_are_no_numbers_are_not_saved_and_the_status_says_so(capsys
 
 def test_a_name_that_no_disk_takes_is_refused_before_the_training():
     for name in ("n" * 255, "n" * 240 + ".bin", "n" * 300, "a\0b"):
-        with pytest.raises(UserError, match="nothing can be written to"):
-            prepare(save=name)
+        fails("nothing can be written to", prepare, save=name)
 
 
 # Links, and two runs
@@ -355,8 +343,7 @@ def test_a_link_in_the_place_of_weights_is_refused_whatever_it_leads_to():
     Path("disk/empty").mkdir(parents=True)
     for name, target in (("out", "disk/empty"), ("out2", "disk/new"), ("model.bin", "disk/m.bin"), ("round", "round")):
         os.symlink(target, name)
-        with pytest.raises(UserError, match="is there already"):
-            prepare(save=name)
+        fails("is there already", prepare, save=name)
     assert os.listdir("disk") == ["empty"]
 
 
@@ -396,8 +383,7 @@ def test_two_runs_of_one_name_at_one_instant_both_have_a_folder(monkeypatch):
 
 def test_a_link_to_no_folder_of_runs_is_refused_at_once():
     os.symlink("nowhere", "runs")
-    with pytest.raises(UserError, match="--runs runs: "):
-        record.check_root(Path("runs"))
+    fails("--runs runs: ", record.check_root, Path("runs"))
 
 
 def test_outputs_beside_each_other_and_a_page_that_is_written_again_are_right():

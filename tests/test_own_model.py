@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from verbs import ran, refused
+from verbs import fails, ran, refused
 
 from cpuopt import cli, kernels, models
-from cpuopt.errors import UserError
 from cpuopt.models import own
 from cpuopt.train import checkpoint, job
 from cpuopt.weights.tensors import TensorFile
@@ -205,8 +204,7 @@ def test_the_verbs_that_measure_long_take_it(capsys):
     ],
 )
 def test_a_name_that_is_no_model_is_refused(name, why):
-    with pytest.raises(UserError, match=why):
-        models.parse(f"own.py:{name}").sized(2, 8)
+    fails(why, lambda: models.parse(f"own.py:{name}").sized(2, 8))
 
 
 def test_what_a_model_of_a_file_cannot_have_is_refused(capsys):

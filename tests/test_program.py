@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from verbs import fails
 
 from cpuopt import functional as F
 from cpuopt import nn, ops
 from cpuopt.building import build
-from cpuopt.errors import UserError
 from cpuopt.models import parse, specs
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.nn.trace import tracing
@@ -28,13 +28,6 @@ ONE_BLOCK = Config(n_layer=1, n_head=3, n_embd=12, vocab_size=20, block_size=10)
 
 def gpt2(T=8):
     return build(GPT2(ONE_BLOCK), specs(2, T)).program
-
-
-def fails(match, function, *args, **kwargs):
-    """The call raises a UserError of one line that matches."""
-    with pytest.raises(UserError, match=match) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
 
 
 # Tracing

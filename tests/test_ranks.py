@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from listening import Listener
 from safetensors.numpy import save_file
+from verbs import fails
 
-from cpuopt import Choice, UserError, ops
+from cpuopt import Choice, ops
 from cpuopt.building import run_calls
 from cpuopt.comm.agree import Agreement, CommonError
 from cpuopt.comm.threads import Team, Thread
@@ -189,8 +190,7 @@ def test_weights_that_are_not_up_to_date_are_refused(small_buckets):
         engine = engine_of(comm, **HALF)
         first, second, *_ = batches(GPT2, 4)[0]
         engine.step(more=[second], **first)
-        with pytest.raises(UserError, match=r"other ranks have the newest weights in float32; call collect\(\) on all"):
-            engine.parameters()
+        fails(r"other ranks have the newest weights in float32; call collect\(\) on all", engine.parameters)
         engine.collect()
         return {n: x.copy() for n, x in engine.parameters().items()}
 
@@ -224,8 +224,7 @@ def test_a_weight_that_is_taken_within_a_step_is_refused(small_buckets):
         engine, kept = engine_of(comm, **HALF), []
         first, second, *_ = batches(GPT2, 4)[0]
         engine.step(more=[second], accept=lambda step: kept.append(engine.parameters()) or True, **first)
-        with pytest.raises(UserError, match=r"taken within a step; call collect\(\)"):
-            engine.forward(**first)
+        fails(r"taken within a step; call collect\(\)", engine.forward, **first)
         engine.collect()
         return engine.forward(**first)
 
@@ -320,8 +319,7 @@ def test_weights_that_differ_between_ranks_end_the_run(small_buckets, tmp_path, 
         if job.engine.comm.rank == 1:
             job.engine.parameters()["h.1.mlp.c_fc.weight"][3, 3] += 1e-3
 
-    with pytest.raises(UserError, match=r"after step 2, .* on rank 1 is not that on rank 0"):
-        trained_job(tmp_path, 2, before=spoil, zero=0)
+    fails(r"after step 2, .* on rank 1 is not that on rank 0", trained_job, tmp_path, 2, before=spoil, zero=0)
 
 
 @pytest.mark.parametrize(("ranks", "more", "words"), [
@@ -330,8 +328,7 @@ def test_weights_that_differ_between_ranks_end_the_run(small_buckets, tmp_path, 
     (2, {"variant": "vanilla", "swap": ("matmul_forward=blas",)}, "does not promise identical bits"),
 ])  # fmt: skip
 def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path, ranks, more, words):
-    with pytest.raises(UserError, match=words):
-        trained_job(tmp_path, ranks, **more)
+    fails(words, trained_job, tmp_path, ranks, **more)
     assert not [*tmp_path.iterdir()]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import fails, printed, ran
 
 import cpuopt
 from cpuopt import Choice, cli, models, nn
 from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.nn.lora import Lora, add_adapters
 from cpuopt.program import arena
@@ -79,8 +79,7 @@ def test_an_input_that_changed_is_refused():
     grad = steps[1].args["grad"]  # of the same shape, and known before block 0 is computed again
     at = next(i for i, c in enumerate(program.calls) if grad in c.writes)
     program.calls.insert(at + 1, replace(steps[0], args=steps[0].args | {"grad": grad}, phase="backward"))
-    with pytest.raises(UserError, match=r"repeats call \d+ and reads h.0.attn.c_proj.weight, which has changed since"):
-        program.verify()
+    fails(r"repeats call \d+ and reads h.0.attn.c_proj.weight, which has changed since", program.verify)
 
 
 # Memory
@@ -143,15 +142,11 @@ def test_a_model_without_blocks_and_wrong_numbers_are_refused():
 
     inputs = {"x": ((8, 6), "float32"), "y": ((8,), "int32")}
     build(Net(), inputs, recompute=0)
-    with pytest.raises(UserError, match=r"^recompute all: the model has no blocks, modules in a list"):
-        build(Net(), inputs, recompute="all")
-    with pytest.raises(UserError, match=r"^recompute 3: the model has 2 blocks; expected up to 2, or 'all'$"):
-        built("gpt2-tiny", 3)
+    fails(r"^recompute all: the model has no blocks, modules in a list", build, Net(), inputs, recompute="all")
+    fails(r"^recompute 3: the model has 2 blocks; expected up to 2, or 'all'$", built, "gpt2-tiny", 3)
     for wrong in (-1, "half"):
-        with pytest.raises(UserError, match=rf"^recompute '?{wrong}'?: expected a number of blocks, or 'all'$"):
-            built("gpt2-tiny", wrong)
-    with pytest.raises(UserError, match="--recompute 'half': expected all, or a number of blocks"):
-        Settings(recompute="half").check()
+        fails(rf"^recompute '?{wrong}'?: expected a number of blocks, or 'all'$", built, "gpt2-tiny", wrong)
+    fails("--recompute 'half': expected all, or a number of blocks", Settings(recompute="half").check)
 
 
 # As a setting
@@ -176,14 +171,12 @@ def test_a_run_ends_at_the_same_weights_and_goes_on_without(tmp_path, monkeypatc
 
 def test_it_is_shown_in_program_profile_and_forecast(capsys):
     flags = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--recompute", "all"]
-    assert cli.main(["profile", "--program", *flags, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = ran(capsys, "profile", "--program", *flags)
     assert {c["op"] for c in shown["calls"] if c["phase"] == "recompute" and c["layer"] == "h.0.attn"} == {
         "attention_forward"
     }
     assert shown["repeated"] > 0
-    assert cli.main(["profile", "--program", *flags]) == 0
-    assert " GFLOP a step and 0." in capsys.readouterr().out
+    assert " GFLOP a step and 0." in printed(capsys, "profile", "--program", *flags)
     engine = cpuopt.Engine(*model_of("gpt2-tiny"), recompute="all", threads=1)
     rows = engine.profile(steps=2, roofs=False, **batch(0)).profile.layers
     mine = [r for r in rows if r.layer == "h.1.attn.c_attn" and r.op == "matmul_forward"]

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from verbs import SQUARES, ran, refused
+from verbs import SQUARES, fails, printed, ran, refused
 
 from cpuopt import cli, files
 from cpuopt.cli import common
-from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.lab import records
 from cpuopt.machine import commit, commits_of
@@ -122,15 +121,12 @@ def test_records_are_found_by_a_part_of_their_name(tmp_path):
     keep(tmp_path, "fifth", profile())
     root = tmp_path / "runs"
     assert records.find(root, "first").path.name.endswith("first")
-    with pytest.raises(UserError, match="2 records have that in their name"):
-        records.find(root, "fi")
-    with pytest.raises(UserError, match="no such record"):
-        records.find(root, "sixth")
+    fails("2 records have that in their name", records.find, root, "fi")
+    fails("no such record", records.find, root, "sixth")
     (root / "broken").mkdir()
     (root / "broken" / "record.json").write_text("{")
     assert [bool(e.trouble) for e in records.entries(root)] == [False, False, True]
-    with pytest.raises(UserError, match="'broken' cannot be read: it is not as cpuopt writes it: Expecting property"):
-        records.find(root, "broken")
+    fails("'broken' cannot be read: it is not as cpuopt writes it: Expecting property", records.find, root, "broken")
     assert records.entries(tmp_path / "none") == []
 
 
@@ -220,12 +216,9 @@ def test_two_training_runs_are_compared_by_settings_and_losses(tmp_path, monkeyp
     monkeypatch.setenv("COLUMNS", "80")
     for name, lr, losses in (("van", 0.1, [4.0, 3.0, 2.0]), ("van.2", 0.2, [4.0, 1.5, 2.5]), ("vanish", 0.1, [1.0])):
         (trained(tmp_path, name, lr, losses) / "profile.json").unlink()
-    assert cli.main(["runs", "list"]) == 0
-    assert "loss 2.0000 after 3 steps, lowest" in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["runs", "show", "van"]) == 0  # its whole name without the time, though others have it in theirs
-    assert "4.0000 -> 2.0000, lowest 2.0000 at 3" in capsys.readouterr().out
-    assert cli.main(["runs", "compare", "van", "van.2"]) == 0
-    said = capsys.readouterr().out
+    assert "loss 2.0000 after 3 steps, lowest" in " ".join(printed(capsys, "runs", "list").split())
+    assert "4.0000 -> 2.0000, lowest 2.0000 at 3" in printed(capsys, "runs", "show", "van")
+    said = printed(capsys, "runs", "compare", "van", "van.2")
     assert re.search(r"^lr +0.1 +0.2$", said, re.M)
     assert "model" not in said
     assert re.search(r"lowest\s+2\.0000 at 3.*lowest\s+1\.5000 at 2", said, re.S)
@@ -242,8 +235,7 @@ def test_the_verbs(tmp_path, capsys):
     records.keep(tmp_path / "runs", "ab", "third", ab())
 
     def out(*args):
-        assert cli.main(list(args)) == 0
-        return capsys.readouterr().out
+        return printed(capsys, *list(args))
 
     listed = out("runs", "list")
     assert "100 ms a step, gpt2-tiny 4x64, optimized" in listed
@@ -273,8 +265,7 @@ def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_p
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "[blas] in " in line] == [
         f"{op}[blas] in {layer}"
     ]
-    assert cli.main(["runs", "show", path.name, "--detail"]) == 0
-    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    rows = [line.split()[:2] for line in printed(capsys, "runs", "show", path.name, "--detail").splitlines()]
     assert [r for r in rows if r[1:] and r[1].endswith("[blas]")] == [[layer, f"{op}[blas]"]]
     outlined = re.findall(
         r'<td class="s\d other"[^>]*title="([^"\n]*)\n([^"\n]*)', (tmp_path / "page.html").read_text()
@@ -287,10 +278,8 @@ def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_p
 
 
 def test_nothing_there_says_what_to_run(tmp_path, capsys):
-    assert cli.main(["runs", "list"]) == 0
-    assert "no records in runs; make some: cpuopt profile" in capsys.readouterr().out
-    assert cli.main(["runs", "history", "gelu_forward"]) == 0
-    assert "'cpuopt ab gelu_forward A B'" in capsys.readouterr().out
+    assert "no records in runs; make some: cpuopt profile" in printed(capsys, "runs", "list")
+    assert "'cpuopt ab gelu_forward A B'" in printed(capsys, "runs", "history", "gelu_forward")
     assert "there is none in runs" in refused(capsys, "runs", "show", "x")
 
 
@@ -303,8 +292,7 @@ def test_a_record_that_cannot_be_kept_is_none_and_its_figures_are_shown_all_the_
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files, "write_synced", full)
-    with pytest.raises(UserError, match=r"cannot write '.*record\.json': No space left on device"):
-        records.keep(tmp_path, "ab", "x", {})
+    fails(r"cannot write '.*record\.json': No space left on device", records.keep, tmp_path, "ab", "x", {})
     assert common.keep(tmp_path, "ab", "x", {}) is None
     assert "warning: the record is not kept: cannot write" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -128,6 +128,15 @@ lab gelu --limit <0 nan> | | --limit: '<1>': expected a positive number
 check gleu | | check 'gleu': no op matches; did you mean 'gelu'?
 check --variant optimised | | --variant 'optimised'
 check gelu --variant blas | | no kernel is both one of ['gelu'] and of variant ['blas']
+judge | | judge: nothing given; expected one of FILE, --serve, --mcp, --tasks and --board
+judge --tasks --serve | | judge: serve and tasks given; expected one of
+judge x.py | | judge x.py: add --op OP
+judge x.py --op gelu_forward | | judge x.py: No such file or directory; expected the text of a kernel
+judge --tasks --adopt fast | | --adopt fast: add --board OP
+judge --board gelu_forward --time | | --time: add --tasks
+judge x.py --op gelu_forward --html x | | --html x: add --board OP for its board, or --tasks
+judge x.py --op gelu_forward --check --in-step | | --in-step: needs a FILE that is timed
+judge --board gelu | | 'gelu': no such op
 check --plan --gradient | | --plan with --gradient: gradients have no list of cases; give one of the two
 
 train JOB --data a.txt | a.txt: | 'a.txt' is empty; expected text

@@ -4,10 +4,10 @@ import time
 
 import numpy as np
 import pytest
+from verbs import error_of
 
 from cpuopt import Choice, kernel, load_kernels, ops
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, op_matches
 from cpuopt.models import specs
@@ -41,15 +41,6 @@ def file(tmp_path):
     return write
 
 
-def refused(function, *args, **kwargs):
-    """The one line of the UserError that a call raises."""
-    with pytest.raises(UserError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def engine(*swaps, variant="vanilla", **kw):
     return Engine.from_options(GPT2(PRESETS["gpt2-tiny"]), specs(2, 4), choice=Choice(variant, swaps), threads=1, **kw)
 
@@ -73,7 +64,7 @@ def test_a_size_of_scratch_is_a_number_or_a_function(size):
         @kernel(ops.gelu_forward, "mine", scratch=[("work", size)], jit=False)
         def gelu_forward(out, inp, work): ...
 
-    message = refused(decorate)
+    message = error_of(decorate)
     assert message.startswith(f"gelu_forward[mine]: scratch 'work' has the size {size!r}; write a number, a function")
     assert "mine" not in registry.variants("gelu_forward")
 
@@ -85,7 +76,7 @@ def test_a_size_of_scratch_becomes_a_number_of_elements(size):
 
 @pytest.mark.parametrize("name", ["", "*", "auto", "a\nb", "\x1b[31mred", "a b", "a/b", "9", "é", "x" * 65, "a\n", 7])
 def test_a_variant_that_flags_and_tables_cannot_hold_is_refused(name):
-    message = refused(kernel(ops.gelu_forward, name, jit=False), lambda out, inp: None)
+    message = error_of(kernel(ops.gelu_forward, name, jit=False), lambda out, inp: None)
     assert message.startswith(f"gelu_forward: variant {str(name)[:80]!r}: expected a letter, then letters, digits and")
     assert "\x1b" not in message
     assert name not in registry.variants("gelu_forward")
@@ -184,7 +175,7 @@ def test_a_file_is_loaded_once_and_files_of_one_name_are_apart(file):
 def test_a_file_that_fails_says_where(file, text, words):
     path = file(text)
     clocks = np.abs, time.perf_counter_ns
-    message = refused(load_kernels, [path])
+    message = error_of(load_kernels, [path])
     assert words in message
     assert str(path) in message
     assert clocks == (np.abs, time.perf_counter_ns)
@@ -193,7 +184,7 @@ def test_a_file_that_fails_says_where(file, text, words):
 def test_a_file_that_fails_leaves_nothing_registered(file):
     before = dict(registry.KERNELS)
     path = file(zeros(options=PLAIN) + "\nraise ValueError\n")
-    refused(load_kernels, [path])
+    error_of(load_kernels, [path])
     assert before == registry.KERNELS
     file(zeros(options=PLAIN))
     load_kernels([path])

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numba import prange
-from verbs import ran
+from verbs import printed, ran
 
-from cpuopt import cli, models
+from cpuopt import models
 from cpuopt.building import BuildOptions, build
 from cpuopt.files import CacheWarning
 from cpuopt.files.reading import from_json, to_json
@@ -365,8 +365,7 @@ def test_roofs_that_cannot_be_kept_are_given_all_the_same(tmp_path, monkeypatch,
         assert machine.roofs(2) == ROOFS
     found = ran(capsys, "machine", "--threads", "1")
     assert (found["roofs"]["1"]["gflops"], found["file"]) == (ROOFS.gflops, None)
-    assert cli.main(["machine", "--threads", "1"]) == 0
-    assert "not kept: the next command measures again" in capsys.readouterr().out
+    assert "not kept: the next command measures again" in printed(capsys, "machine", "--threads", "1")
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "other"))
     assert Path(ran(capsys, "machine", "--threads", "1")["file"]).is_file()
 
@@ -407,8 +406,7 @@ def test_the_verb(capsys):
     assert content["measured_now"] == [1, 2, 4]
     assert from_json(Roofs, content["roofs"]["2"]) == ROOFS
     assert content["noise"].keys() >= {"others_cores", "load_average", "mhz", "quota_cores"}
-    assert cli.main(["machine"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "machine")
     assert all(words in out for words in ("FMA, GFLOP/s", "L1 copy, GB/s", "now: other processes use"))
     assert re.search(rf"bf16, GFLOP/s, by {kernels.BF16_BY} +200.0", out)
     assert re.search(r"T\*, bf16: 30 B +200 +200", out)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from golden.llama2c import draw
+from verbs import fails
 
 from cpuopt import cli
 from cpuopt.data.sentencepiece import read_pieces
@@ -67,8 +68,7 @@ def test_files_beside_it_add_tokens_and_come_first(folder):
     assert not {400, 401} & {*t.encode("<pad><|turn|>")}
     for wrong in ({"a": -1}, {"a": "7"}, {"a": 1 << 24}):
         folder("bpe", added_tokens=wrong)
-        with pytest.raises(UserError, match=r"adds the token|has a token"):
-            get_tokenizer(path)
+        fails(r"adds the token|has a token", get_tokenizer, path)
 
 
 def test_a_directory_of_it_goes_into_gguf_and_back(folder, tmp_path, capsys):
@@ -101,8 +101,7 @@ def test_a_table_that_blows_text_up_is_refused(folder, tmp_path):
     grown = table + b"x" * 2000 + b"\0"
     rest = b"\x1a" + _size(len(grown) + 3) + b"\x12" + _size(len(grown)) + grown
     (tmp_path / "tokenizer.model").write_bytes(content + rest)
-    with pytest.raises(UserError, match="make a text more than 1024 times as long"):
-        get_tokenizer(path)
+    fails("make a text more than 1024 times as long", get_tokenizer, path)
 
 
 def _size(n):

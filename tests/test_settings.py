@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from small_runs import only
-from verbs import SQUARES
+from verbs import SQUARES, fails
 
 from cpuopt import cli
 from cpuopt.cli import train as verb
 from cpuopt.cli.common import Parser
-from cpuopt.errors import UserError
 from cpuopt.train import settings
 from cpuopt.train.settings import FLAGS, Settings
 
@@ -32,8 +31,7 @@ def test_the_docs_have_the_table():
 @pytest.mark.parametrize("name", [n for n, f in FLAGS.items() if f.metadata["allowed"]])
 def test_each_check_refuses_and_takes_its_default(name):
     bad = "x" if isinstance(FLAGS[name].default, str) else -1
-    with pytest.raises(UserError, match=rf"^{settings.flag(name)} '?{bad}'?: expected "):
-        Settings(**{name: bad}).check()
+    fails(rf"^{settings.flag(name)} '?{bad}'?: expected ", Settings(**{name: bad}).check)
     allowed = FLAGS[name].metadata["allowed"][0]
     assert FLAGS[name].default is None or allowed(FLAGS[name].default)
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from verbs import ROOT, process
+from verbs import ROOT, fails, process
 
 from cpuopt import cli, kernels
 from cpuopt.cli import generate
@@ -23,9 +23,7 @@ def run(*words, **environment):
     return done.returncode, done.stderr.splitlines()
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_working_directory_that_was_removed(tmp_path, monkeypatch, capsys):
@@ -63,8 +61,7 @@ def test_numbas_settings_that_come_later_are_not_read():
 def test_a_model_file_whose_path_is_not_utf8():
     path = os.fsdecode(b"m\xff.py")
     Path(path).write_text("")
-    with pytest.raises(UserError, match="whose path is not UTF-8"):
-        kernels.load_file(path, "--model", "a class")
+    fails("whose path is not UTF-8", kernels.load_file, path, "--model", "a class")
 
 
 @pytest.mark.parametrize("flag", ["CPUOPT_CACHE_DIR", "TMPDIR"])
@@ -93,8 +90,7 @@ def test_a_line_of_the_input_that_does_not_end(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\nworld" + "!" * generate.LONGEST))
     turns = generate.user_turns(argparse.Namespace(prompt="", json=False))
     assert next(turns) == "hello"
-    with pytest.raises(UserError, match="a line of more than 1,048,576 characters"):
-        next(turns)
+    fails("a line of more than 1,048,576 characters", next, turns)
     monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
     assert [*generate.user_turns(argparse.Namespace(prompt="", json=False))] == ["hello"]
 

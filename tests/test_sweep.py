@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -11,6 +10,7 @@ from math import inf
 import numpy as np
 import pytest
 from test_timed import Clock
+from verbs import error_of, fails, printed, ran, refused
 
 import cpuopt
 from cpuopt import cli, ops
@@ -49,9 +49,9 @@ def test_a_range_doubles_up_to_its_end(text, sizes):
     ],
 )
 def test_another_range_is_refused_by_what_is_wrong(text, said):
-    with pytest.raises(UserError, match=re.escape(said)) as e:
-        sweep.parse_over(text)
-    assert len(str(e.value)) < 200
+    line = error_of(sweep.parse_over, text)
+    assert said in line
+    assert len(line) < 200
 
 
 def test_sizes_that_nobody_named_are_those_of_a_call_of_the_model():
@@ -83,8 +83,7 @@ def test_sizes_that_make_no_call_are_left_out(monkeypatch):
     monkeypatch.setattr(sweep, "available_bytes", lambda: 10**6)
     plan = sweep.plan(ops.gelu_forward, {"N": [1000, 100_000]}, {}, TINY)
     assert plan.skipped == ["N=100000: its check needs about 0.0 GB, and 0.0 GB are available"]
-    with pytest.raises(UserError, match="no size makes a call; C=33: NH=2 does not divide"):
-        sweep.plan(ops.attention_forward, {"C": [33]}, {}, TINY)
+    fails("no size makes a call; C=33: NH=2 does not divide", sweep.plan, ops.attention_forward, {"C": [33]}, {}, TINY)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +97,11 @@ def test_a_model_without_the_op_is_refused_before_anything_is_loaded(monkeypatch
     assert ops.rmsnorm_forward.symbols[0] == "BT"
     left = ", ".join(ops.rmsnorm_forward.symbols[1:])
     said = f"rmsnorm_forward: gpt2-tiny does not call it; add --model llama-tiny; {why.format(left)}"
-    with pytest.raises(UserError, match=re.escape(said)):
-        sweep.plan(ops.rmsnorm_forward, {"BT": [8]}, given, replace(TINY, dtype=dtype))
+    fails(re.escape(said), sweep.plan, ops.rmsnorm_forward, {"BT": [8]}, given, replace(TINY, dtype=dtype))
     monkeypatch.setattr("cpuopt.isolate.child.Child.__enter__", lambda child: pytest.fail("a child was started"))
     sizes = [f"--sizes={text_of(given)}"] if given else []
     flags = ["--over", "BT=8", "--model", "gpt2-tiny", "--dtype", dtype, *sizes]
-    assert cli.main(["sweep", "rmsnorm_forward", *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(capsys, "sweep", "rmsnorm_forward", *flags)
 
 
 @pytest.mark.parametrize(("over", "given", "said"), [
@@ -112,8 +109,7 @@ def test_a_model_without_the_op_is_refused_before_anything_is_loaded(monkeypatch
     ({"N": range(1, 500)}, {}, "499 sizes; expected up to 400"),
 ])  # fmt: skip
 def test_a_wrong_grid_is_refused(over, given, said):
-    with pytest.raises(UserError, match=said):
-        sweep.plan(ops.gelu_forward, over, given, TINY)
+    fails(said, sweep.plan, ops.gelu_forward, over, given, TINY)
 
 
 def test_warm_and_cold_trials_are_told_apart(monkeypatch):
@@ -273,8 +269,7 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
     flags = ["sweep", "residual_forward", "--over", "N=1500..4096", "--rounds", "3", "--threads", str(cores())]
     files = ["--csv", "s.csv", "--svg", "s.svg", "--html", "s.html"]
     kernels = ["--kernels", "mine.py", "--variants", "mine,wrong"]
-    assert cli.main([*flags, *files, *kernels, "--json"]) == 1
-    record = json.loads(capsys.readouterr().out)
+    record = ran(capsys, *flags, *files, *kernels, status=1)
     assert [(r["variant"], r["sizes"]["N"]) for r in record["rows"]] == [("mine", n) for n in (1500, 3000, 4096)]
     assert "residual_forward[wrong] is wrong on the arrays that are timed: out[" in record["refused"]["wrong"]
     assert all(r["warm"]["ns"] > 0 and r["cold"]["of_roof"] > 0 for r in record["rows"])
@@ -284,8 +279,7 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
     assert f"residual_forward: mine, wrong over N=1500..4096, {cores()} thread" in " ".join(
         capsys.readouterr().out.split()
     )
-    assert cli.main(["runs", "show", "sweep", "--html", "again.html"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "runs", "show", "sweep", "--html", "again.html")
     assert "wrong: no figures, because it is wrong" in shown
     assert "GFLOP/s" in shown
     assert (tmp_path / "again.html").read_text() == (tmp_path / "s.html").read_text()
@@ -300,6 +294,5 @@ def test_python_measures_too(tmp_path):
     for write, name in (found.write_svg, "a.svg"), (found.write_html, "a.html"), (found.write_csv, "a.csv"):
         write(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 100
-    with pytest.raises(UserError, match="no such op"):
-        cpuopt.sweep("gelu", {"N": [4]})
+    fails("no such op", cpuopt.sweep, "gelu", {"N": [4]})
     assert np.isfinite([r["cold"]["ns"] for r in found.record["rows"]]).all()

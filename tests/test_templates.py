@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import numpy as np
 import pytest
-from verbs import error_of, refused
+from verbs import error_of, printed, refused
 
 from cpuopt import cli
 from cpuopt.data import templates
@@ -34,9 +34,7 @@ EXPECTED = json.loads((GOLDEN / "templates.json").read_text("utf-8"))
 CHATML = families.plain(families.CHATML)
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def model(template, kind="bytes", special=families.IM, bos=None, eos="<|im_end|>", at="."):
@@ -389,12 +387,10 @@ def test_show_prints_what_the_template_makes_and_a_system_turn_for_chats_without
     model(families.plain(families.FAMILIES["qwen2"][0]))
     lines({"prompt": "What?", "completion": "That."}, said(families.CHATS[1]))
     show = ["data", "show", "c.jsonl", "--tokenizer", "tokenizer.json"]
-    assert cli.main(show) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, *show)
     assert "<|im_start|>system\nYou are a helper.<|im_end|>\n<|im_start|>user\nWhat?" in out
     assert "<|im_start|>assistant\n[[That.<|im_end|>]]\n" in out
-    assert cli.main([*show, "--system", "Be brief."]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, *show, "--system", "Be brief.")
     assert "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat?" in out
     assert "<|im_start|>system\nBe odd.<|im_end|>" in out
     Path("chat_template.jinja").write_text("{{ raise_exception('Only after dark') }}")

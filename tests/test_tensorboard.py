@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from listening import KilledError, Listener, die
 from small_runs import only, run
-from verbs import refused
+from verbs import fails, refused
 
-from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job, tensorboard
 from cpuopt.train.record import Run
 
@@ -88,8 +87,7 @@ def test_the_extra_is_named_where_it_is_missing_and_nothing_is_written(tmp_path,
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     assert "pip install 'cpuopt[tensorboard]'" in refused(capsys, "train", "--model", "gpt2-tiny", "--tensorboard")
     assert {p.name for p in tmp_path.iterdir()} == {"text.txt"}
-    with pytest.raises(UserError, match="tensorboardX, which is not installed"):
-        job.Settings(tensorboard=True).check()
+    fails("tensorboardX, which is not installed", job.Settings(tensorboard=True).check)
     job.Settings(tensorboard=False).check()
 
 

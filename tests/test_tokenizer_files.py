@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from listening import Listener
 from small_tokenizers import byte_pairs, pieces
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
-from verbs import error_of, process, ran, refused
+from verbs import error_of, fails, process, ran, refused
 
 from cpuopt import cli
 from cpuopt.data import encoding, tokenizers
@@ -97,8 +97,7 @@ def test_a_unigram_that_finds_special_tokens_in_text_is_stopped(read):
     t = read(t)
     assert t.encode("a<b") == [4, 7, 5]
     assert t.encode("a?") == [4, 0]  # what is unknown may be
-    with pytest.raises(UserError, match="makes a special token of '</s>' in a text; take it out of the text"):
-        t.encode("a</s>b")
+    fails("makes a special token of '</s>' in a text; take it out of the text", t.encode, "a</s>b")
 
 
 def test_sentencepiece_kind_has_spaces_and_single_bytes(read):
@@ -186,8 +185,7 @@ def test_an_end_behind_a_text_and_an_end_alone_are_marks(read):
 )
 def test_marks_that_are_none_are_refused_with_their_file(tmp_path, read, name, content, words):
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(UserError, match=words):
-        read(tags())
+    fails(words, read, tags())
 
 
 METASPACE = {"type": "Metaspace", "replacement": "·", "prepend_scheme": "always", "split": True}
@@ -206,11 +204,9 @@ def test_a_mark_of_spaces_is_the_one_of_the_decoder(tmp_path, read, decoder):
     assert t.decode(t.encode("ab cd▁")) == " ab cd▁"
     content["model"]["byte_fallback"] = True
     (path := tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="GGUF cannot say what its normalizer does"):
-        metadata_of(str(path), 6, Marks())
+    fails("GGUF cannot say what its normalizer does", metadata_of, str(path), 6, Marks())
     for wrong in ({"pattern": {"String": ""}}, {"pattern": {"Regex": "·"}}, {"content": " " * 9}):
-        with pytest.raises(UserError, match="its decoder replaces"):
-            read(json.dumps(content | {"decoder": MARK | wrong}))
+        fails("its decoder replaces", read, json.dumps(content | {"decoder": MARK | wrong}))
 
 
 def test_a_long_text_is_cut_between_lines(file, monkeypatch):
@@ -313,8 +309,7 @@ def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
     head = np.zeros(256, "<i4")
     head[:3] = 20240801, 7, ids.size
     (tmp_path / "t.bin").write_bytes(head.tobytes() + ids.tobytes())
-    with pytest.raises(UserError, match="token 1 is -"):
-        load_corpus(str(tmp_path / "t.bin"), vocab_size=2**31 - 1, T=2, B=1)
+    fails("token 1 is -", load_corpus, str(tmp_path / "t.bin"), vocab_size=2**31 - 1, T=2, B=1)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from bad import HEAD, text
+from verbs import fails, printed, ran
 
 from cpuopt import cli, files, models, ops
 from cpuopt.check.cases import Case
@@ -114,8 +115,7 @@ def test_ops_may_be_named():
     child = Child()
     run(child, patterns=["attention", "sumsq"])
     assert {op for op, _ in child.measured()} == {"attention_forward", "attention_backward", "sumsq"}
-    with pytest.raises(UserError, match="--ops 'atention': no op of this step matches; did you mean 'attention_"):
-        tune.survey(SETTINGS, ["atention"])
+    fails("--ops 'atention': no op of this step matches; did you mean 'attention_", tune.survey, SETTINGS, ["atention"])
 
 
 def test_shapes_that_a_rule_cannot_tell_apart_go_together():
@@ -350,8 +350,7 @@ def test_other_verbs_take_auto_for_the_default(capsys):
         == 0
     )
     assert "there is no plan for 2x8" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"known: .*auto"):
-        registry.Choice("quick")
+    fails(r"known: .*auto", registry.Choice, "quick")
 
 
 # For real -------------------------------------------------------------------------------------------------------------
@@ -405,8 +404,7 @@ def test_the_verb(capsys, monkeypatch):
     monkeypatch.setattr(worker, "__name__", "counted")
     monkeypatch.setattr(files, "alone", lambda path, what: nullcontext())  # another one would disturb real clocks only
     size = ["--model", "gpt2-tiny", "-B", "1", "-T", "8", "--threads", "1", "--kernels", "mine.py"]
-    assert cli.main(["tune", *size, "--ops", "gelu_forward", "--rounds", "12", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "tune", *size, "--ops", "gelu_forward", "--rounds", "12")
     (row,) = (r for r in found["rows"] if r["op"] == "gelu_forward")
     wanted = {"vanilla": "faster", "mine": "faster", "wrong": "refused"}
     assert {v: t["verdict"] for v, t in row["tried"].items() if v != "generated"} == wanted
@@ -421,18 +419,15 @@ def test_the_verb(capsys, monkeypatch):
     assert "ns" in kept["steps"][0]["step"]  # every turn
     assert "ns" not in json.loads(files.read_entry(Path(found["plan"])))["step"]
 
-    assert cli.main(["train", *size, "--variant", "auto", "--steps", "2", "--val-every", "0"]) == 0
-    said = capsys.readouterr().out
+    said = printed(capsys, "train", *size, "--variant", "auto", "--steps", "2", "--val-every", "0")
     assert f"gelu_forward={row['best']} (2x)" in said
     (run,) = (Path(line.removeprefix("run folder ")) for line in said.splitlines() if line.startswith("run folder "))
     assert json.loads((run / "config.json").read_text())["plan"] == found["rules"]
     profile = json.loads((run / "profile.json").read_text())
     assert {r["variant"] for r in profile["layers"] if r["op"] == "gelu_forward"} == {row["best"]}
 
-    assert cli.main(["runs", "list"]) == 0
-    assert "1 op changed; steps faster" in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["runs", "show", "tune"]) == 0
-    shown = capsys.readouterr().out
+    assert "1 op changed; steps faster" in " ".join(printed(capsys, "runs", "list").split())
+    shown = printed(capsys, "runs", "show", "tune")
     assert all(word in shown for word in ("refused:", "taken"))
 
 

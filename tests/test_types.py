@@ -5,6 +5,7 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+from verbs import fails
 
 from cpuopt import functional as F
 from cpuopt import nn, ops
@@ -178,8 +179,7 @@ def test_a_type_that_an_op_does_not_take_is_refused(registered):
             weight = current().emit(widen_forward, {"inp": self.weight})
             return F.cross_entropy(self.fc(x), targets), current().emit(widen_forward, {"inp": weight})
 
-    with pytest.raises(UserError, match=r"in layer 'model': argument 'inp' is float64; expected float32$"):
-        Engine.from_options(Wrong(), INPUTS)
+    fails(r"in layer 'model': argument 'inp' is float64; expected float32$", Engine.from_options, Wrong(), INPUTS)
 
 
 # The check ----------------------------------------------------------------------------------------------------------

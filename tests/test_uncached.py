@@ -4,11 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from verbs import ran
+from verbs import fails, ran
 
 from cpuopt import Engine, cli, kernels, nn
 from cpuopt import functional as F
-from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder, Sampler, generate
 from cpuopt.generate.uncached import Uncached
 from cpuopt.models import own
@@ -125,8 +124,7 @@ def test_the_text_is_that_of_the_model_with_its_cache(row):
     one, two = ([*generate(r, prompt, Sampler(2.0, seed=1), 20)] for r in (cached, whole))
     assert one == two
     assert len(set(one)) > 3
-    with pytest.raises(UserError, match="31 tokens do not fit in the context of 30"):
-        whole.read([1] * 9)
+    fails("31 tokens do not fit in the context of 30", whole.read, [1] * 9)
 
 
 def test_a_run_of_such_a_model_samples_generates_and_is_evaluated(capsys, lm):
@@ -195,5 +193,4 @@ def test_an_engine_generates_from_its_weights_as_they_are():
     assert [*engine.generate([3], temperature=0, max_tokens=5, stops=[7])] == [4, 5, 6]
     assert len([*engine.generate([3, 4], temperature=0, max_tokens=50)]) == 11  # 2 and 10 fill a row; one is not read
     for prompt in ([], [30], [1] * 13):
-        with pytest.raises(UserError, match=r"expected at least one, from 0 to 29|do not fit in the context of 12"):
-            next(engine.generate(prompt))
+        fails(r"expected at least one, from 0 to 29|do not fit in the context of 12", next, engine.generate(prompt))

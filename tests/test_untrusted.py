@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from verbs import fails
 
 from cpuopt import cli
 from cpuopt.data import corpus, encoding
@@ -85,8 +86,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("parts", "words"), REFUSED.values(), ids=REFUSED)
 def test_a_tokenizer_that_can_grow_without_bound_or_panics_is_refused(parts, words, capfd):
-    with pytest.raises(UserError, match=rf"'tokenizer.json' is no tokenizer.json that can be read.*{words}"):
-        get_tokenizer(tokenizer(**parts))
+    fails(rf"'tokenizer.json' is no tokenizer.json that can be read.*{words}", get_tokenizer, tokenizer(**parts))
     assert capfd.readouterr().err == ""
 
 
@@ -95,16 +95,14 @@ def test_growth_within_the_bound_is_measured_on_the_text(normalizer):
     t = get_tokenizer(tokenizer(normalizer))
     assert len(t.encode("a short text")) > 12
     for text in ("see the eel\n" * 10, "see the eel\n" * 100_000):
-        with pytest.raises(UserError, match=r"makes the text .* times as long; expected 8 at most"):
-            t.encode(text)
+        fails(r"makes the text .* times as long; expected 8 at most", t.encode, text)
 
 
 def test_growth_is_measured_with_the_tokens_of_the_file():
     added = {"id": 258, "content": "e", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     by_eight = sequence({"type": "Prepend", "prepend": "aaaaaaaa"}, replace("a", "a" * 16))
     t = get_tokenizer(tokenizer(by_eight, added=[added | {"special": False}]))
-    with pytest.raises(UserError, match="times as long"):
-        t.encode("xexexexe" * 200)
+    fails("times as long", t.encode, "xexexexe" * 200)
 
 
 def test_usual_tokenizers_are_not_touched_by_it():
@@ -163,8 +161,7 @@ def test_the_memory_that_encoding_takes_is_counted_before_and_while_it_runs(monk
         load_corpus("text.txt", vocab_size=258, T=8, B=1, tokenizer="tokenizer.json")
     monkeypatch.setattr(encoding, "available_bytes", lambda: 10**6)
     monkeypatch.setattr(t, "encode", lambda text: pytest.fail("it began"))
-    with pytest.raises(UserError, match="needs"):
-        encode_text(t, ["a" * 5000], 5000)
+    fails("needs", encode_text, t, ["a" * 5000], 5000)
 
 
 def test_a_nul_byte_anywhere_is_no_text(monkeypatch):
@@ -174,8 +171,7 @@ def test_a_nul_byte_anywhere_is_no_text(monkeypatch):
     assert load_corpus("a.txt", vocab_size=256, T=8, B=1).n_tokens == len(whole)
     for at in (0, 70_000, 131_072, len(whole) - 1):
         Path("a.txt").write_bytes(whole[:at] + b"\0" + whole[at + 1 :])
-        with pytest.raises(UserError, match=f"byte {at} is NUL" if at else "is not text"):
-            load_corpus("a.txt", vocab_size=256, T=8, B=1)
+        fails(f"byte {at} is NUL" if at else "is not text", load_corpus, "a.txt", vocab_size=256, T=8, B=1)
 
 
 VOCABULARIES = {
@@ -193,6 +189,5 @@ def test_a_vocabulary_that_is_not_the_published_one(make, monkeypatch, tmp_path)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     (place,) = vocabulary_places()
     make(place)
-    with pytest.raises(UserError, match="missing or damaged; run `cpuopt data prepare"):
-        get_tokenizer("gpt2")
+    fails("missing or damaged; run `cpuopt data prepare", get_tokenizer, "gpt2")
     assert not GPT2_VOCABULARY.is_at(place)

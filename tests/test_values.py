@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import fails
 
 from cpuopt import Choice, Engine, build, nn, ops
 from cpuopt import engine as core
 from cpuopt import functional as F
 from cpuopt.comm.threads import Team
-from cpuopt.errors import UserError
 from cpuopt.ops.dropout import keep
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -244,8 +244,7 @@ def test_a_step_that_raises_leaves_no_dropout_behind():
     engine = Engine(Scaled(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")}, threads=1, micro_batches=2)
     x, y = np.ones((4, 6), np.float32), np.arange(4, dtype=np.int32)
     loss = engine.forward(x=x, y=y)
-    with pytest.raises(UserError, match="expected ids"):
-        engine.step(x=x, y=y, more=[{"x": x, "y": y + 99}])
+    fails("expected ids", engine.step, x=x, y=y, more=[{"x": x, "y": y + 99}])
     assert engine.forward(x=x, y=y) == loss
 
 
@@ -286,8 +285,7 @@ def test_a_mistake_is_one_line(wrong, why):
             wrong(x)
             return super().forward(x, y)
 
-    with pytest.raises(UserError, match=why):
-        build(Slip(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")})
+    fails(why, build, Slip(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")})
 
 
 def test_numbers_of_numpy_are_axes_and_sizes():

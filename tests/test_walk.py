@@ -9,12 +9,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from verbs import fails
 
 import cpuopt.kernels
 from cpuopt import cli, files, ops
 from cpuopt.check import gate
 from cpuopt.check.cases import Case
-from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
@@ -222,13 +222,11 @@ def test_files_that_import_each_other_are_one_module_each():
 def test_a_file_that_fails_leaves_nothing_behind():
     Path("mine.py").write_text("import relu2\nrelu2.nothing\n")
     for _ in range(2):  # the second time as the first
-        with pytest.raises(UserError, match=r"--kernels mine.py: line 2 raised AttributeError"):
-            cpuopt.kernels.load_all(["mine.py"])
+        fails(r"--kernels mine.py: line 2 raised AttributeError", cpuopt.kernels.load_all, ["mine.py"])
         assert "relu2_forward" not in ops.ALL
         assert "relu2" not in sys.modules
     Path("relu2.py").write_text("x = 1\nx.y\n")
-    with pytest.raises(UserError, match=r"mine.py: relu2.py, which it imports, line 2 raised AttributeError"):
-        cpuopt.kernels.load_all(["mine.py"])
+    fails(r"mine.py: relu2.py, which it imports, line 2 raised AttributeError", cpuopt.kernels.load_all, ["mine.py"])
 
 
 @pytest.mark.parametrize(

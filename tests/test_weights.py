@@ -14,7 +14,7 @@ import safetensors
 import safetensors.numpy
 from golden.params import make_params
 from test_hostile_files import taking
-from verbs import error_of, refused
+from verbs import error_of, fails, refused
 
 from cpuopt import Choice, cli
 from cpuopt.engine import Engine
@@ -200,8 +200,7 @@ def test_a_weight_that_is_no_number_is_named(tmp_path, params):
     bad[3] = np.nan
     weights = open_weights(hf_folder(tmp_path / "hf", hf_names(params | {"h.1.mlp.c_fc.bias": bad})))
     arrays = {n: np.empty(s, np.float32) for n, s in CONFIG.shapes().items()}
-    with pytest.raises(UserError, match=r"h.1.mlp.c_fc.bias holds nan at \(3,\)"):
-        copy_into(arrays, weights)
+    fails(r"h.1.mlp.c_fc.bias holds nan at \(3,\)", copy_into, arrays, weights)
 
 
 class Runs:
@@ -223,8 +222,7 @@ def test_arrays_of_numpy_are_no_weights_and_run_nothing(tmp_path, monkeypatch):
         for target in (name, "model.bin", "model.safetensors"):
             if target != name:
                 Path(target).write_bytes(Path(name).read_bytes())
-            with pytest.raises(UserError, match=r"pickle|magic|header|bytes|config"):
-                open_weights(Path(target))
+            fails(r"pickle|magic|header|bytes|config", open_weights, Path(target))
     assert not Path("ran").exists()
     np.load("objects.npy", allow_pickle=True)  # the mutant: what a reader of pickles would do
     assert Path("ran").exists()
@@ -252,8 +250,7 @@ def test_a_header_takes_memory_of_a_few_times_its_size(tmp_path):
 @pytest.mark.parametrize("target", ["x.bin", "x"])
 def test_a_disk_that_fails_leaves_nothing(tmp_path, monkeypatch, params, target):
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(UserError, match="No space left"):
-        save_weights(tmp_path / target, CONFIG, params.__getitem__)
+    fails("No space left", save_weights, tmp_path / target, CONFIG, params.__getitem__)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -299,8 +296,7 @@ def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"has n_layer 12, and --init .* has 2; leave --model out"):
         job.prepare(settings_for(tmp_path, init=init, model="gpt2-124M"))
     assert job.model_of(settings_for(tmp_path, init=init, model=json.dumps(SMALL)))[1].config == CONFIG
-    with pytest.raises(UserError, match="there is no"):
-        job.prepare(settings_for(tmp_path, init=str(tmp_path / "nowhere")))
+    fails("there is no", job.prepare, settings_for(tmp_path, init=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -54,10 +55,15 @@ def flags_of(parser):
             yield action
 
 
-def ran(capsys, *flags):
-    """Run a verb that succeeds; return what it prints as JSON."""
-    assert cli.main([*flags, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def printed(capsys, *flags, status=0):
+    """Run a verb; return what it prints."""
+    assert cli.main([*flags]) == status
+    return capsys.readouterr().out
+
+
+def ran(capsys, *flags, status=0):
+    """Run a verb; return what it prints as JSON."""
+    return json.loads(printed(capsys, *flags, "--json", status=status))
 
 
 def error_of(function, *args, **kwargs):
@@ -68,11 +74,29 @@ def error_of(function, *args, **kwargs):
     return str(e.value)
 
 
+def fails(match, function, *args, **kwargs):
+    """Check that a call raises a `UserError` of one line that matches; return the line."""
+    line = error_of(function, *args, **kwargs)
+    assert re.search(match, line), line
+    return line
+
+
 def refused(capsys, *flags):
     """Run a verb that refuses; return its one line."""
     assert cli.main([*flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+def spy(monkeypatch, owner, name, act):
+    """Give the arguments of each call of a function to `act` first, which may raise."""
+    usual = getattr(owner, name)
+
+    def function(*args, **more):
+        act(*args, **more)
+        return usual(*args, **more)
+
+    monkeypatch.setattr(owner, name, function)
 
 
 @contextmanager

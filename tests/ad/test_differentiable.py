@@ -12,6 +12,7 @@ import numpy as np
 import programs
 import pytest
 from numba import njit, prange
+from verbs import fails
 
 from cpuopt import check_gradient, differentiable, kernel, nn, ops
 from cpuopt.ad import emit, finite
@@ -216,8 +217,7 @@ def test_no_right_gradient_is_called_wrong_and_one_that_is_off_by_a_millionth_is
     for factor in (1.000001, np.nan):
         with monkeypatch.context() as patch:
             patch.setattr(op.backward, "reference", scaled(op.backward.reference, factor))
-            with pytest.raises(UserError, match="disagrees with the slope of its forward"):
-                op.judge()
+            fails("disagrees with the slope of its forward", op.judge)
     op.judge()
     assert op.judged
 
@@ -293,17 +293,14 @@ def test_a_backward_by_hand_replaces_the_generated_one_if_it_agrees_and_both_are
     assert not op.judged
     engine_of(op)
     assert op.judged
-    with pytest.raises(UserError, match=r"disagrees with the generated one: dx\["):
-        op.handwritten(square_backward_wrong)
+    fails(r"disagrees with the generated one: dx\[", op.handwritten, square_backward_wrong)
     assert registry.KERNELS["square_backward", "vanilla"].function is not square_backward_wrong
     by_hand = op.handwritten(square_backward)
     assert registry.KERNELS["square_backward", "vanilla"].function is by_hand
-    with pytest.raises(UserError, match="already"):
-        differentiable(*ONE)(square)
+    fails("already", differentiable(*ONE), square)
     leaves = Activity.leaves  # a broken generator: a square's derivative lacks its factor
     monkeypatch.setattr(Activity, "leaves", lambda self, s, e, *more: leaves(self, s, e, *more)[:1])
-    with pytest.raises(UserError, match="its generated gradient disagrees with the slope"):
-        engine_of(made(each("x[i] * x[i]"), *ONE))
+    fails("its generated gradient disagrees with the slope", engine_of, made(each("x[i] * x[i]"), *ONE))
 
 
 def test_a_gradient_that_is_not_a_number_where_the_forward_has_a_slope_is_refused(uncompiled, monkeypatch):
@@ -312,8 +309,7 @@ def test_a_gradient_that_is_not_a_number_where_the_forward_has_a_slope_is_refuse
     op = made(f"for i in prange(n):\n        {clamped}", *ONE, inp("w", N))
     asked = {"op": op.backward.name, "variant": "generated", "case": {"sizes": {"N": 8}}, "threads": [1], "seed": 0}
     for judge in (op.judge, lambda: worker.check(asked, print)):  # the second is what `cpuopt check` does
-        with pytest.raises(UserError, match="disagrees with the slope of its forward"):
-            judge()
+        fails("disagrees with the slope of its forward", judge)
 
 
 def test_compiled_kernels_are_compared_with_their_text_before_the_first_use(monkeypatch):
@@ -321,8 +317,7 @@ def test_compiled_kernels_are_compared_with_their_text_before_the_first_use(monk
     monkeypatch.setattr(jit, "PYTHON_INTEGERS", {})
     monkeypatch.setattr(jit, "integers", lambda function: {})
     op = made(each("x[i] * (-i)"), *ONE)
-    with pytest.raises(UserError, match=r"_forward\[vanilla\]: compiled, it disagrees with its text in Python"):
-        op.judge()
+    fails(r"_forward\[vanilla\]: compiled, it disagrees with its text in Python", op.judge)
     assert not op.judged
 
 
@@ -340,8 +335,7 @@ def test_an_index_of_a_parallel_loop_is_signed_in_a_kernel_that_is_no_differenti
 def test_what_numba_refuses_is_an_error_with_its_line():
     op = made(each("x[i] * x[i] * x[i]"), *ONE)
     op.compiled.__globals__["prange"] = object()
-    with pytest.raises(UserError, match=r"_forward\[vanilla\] .* compile: .* \(line \d+: for i in prange"):
-        op.judge()
+    fails(r"_forward\[vanilla\] .* compile: .* \(line \d+: for i in prange", op.judge)
     assert not op.judged
 
 
@@ -405,8 +399,7 @@ def test_inputs_that_bring_a_kernel_into_its_domain_or_do_not(uncompiled, value,
         assert arguments(op.forward, case(op.forward, SMALL), np.random.default_rng(0))["a"] == 4
         op.judge()
         return
-    with pytest.raises(UserError, match=why):
-        op.judge()
+    fails(why, op.judge)
 
 
 def leaking(out, u, inp):
@@ -431,15 +424,13 @@ ODD = {
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_kernel_of_these_parameters_is_an_error_of_one_line(kind):
     f, why = ODD[kind]
-    with pytest.raises(UserError, match=f"^[^\n]*{why}[^\n]*$"):
-        differentiable(*ONE)(f)
+    fails(f"^[^\n]*{why}[^\n]*$", differentiable(*ONE), f)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "N", True, None])
 def test_a_size_is_a_symbol_or_a_whole_number(size):
     for declare in (lambda: out("y", size), lambda: inp("y", N, size), lambda: index("y", N, below=size)):
-        with pytest.raises(UserError, match=re.escape(f"'y' has the size {size!r}; expected a whole number above 0")):
-            declare()
+        fails(re.escape(f"'y' has the size {size!r}; expected a whole number above 0"), declare)
     assert str(index("y", N, below=np.int64(3)).below) == "3"
     op = made("for i in prange(y.shape[0]):\n        y[i] = x[i] + x[i + 4]", out("y", T), inp("x", T + 4))
     assert op.forward.bind({"x": (9,)}) == {"T": 5}
@@ -566,8 +557,7 @@ def test_check_gradient_passes_for_every_op_and_fails_for_a_wrong_reference(monk
     monkeypatch.setattr(ops.gelu_backward, "reference", lambda dout, inp: {"dinp": dout * inp})
     assert check_gradient(ops.gelu_forward)[0].verdict == "wrong"
     assert main(["check", "--gradient", "gelu"]) == 1
-    with pytest.raises(UserError, match="no declared backward"):
-        check_gradient(ops.adamw)
+    fails("no declared backward", check_gradient, ops.adamw)
     assert main(["check", "--gradient", "gelo"]) == 2
     assert gradient.GradientResult("op", None, "dx", 1.0, (float("nan"),) * 5).verdict == "wrong"
 

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -24,6 +25,7 @@ from candidates import (
     relu,
     scratched,
 )
+from verbs import fails, spy
 
 from cpuopt import ops
 from cpuopt.check import check
@@ -170,13 +172,7 @@ LIMITED = {
 def test_a_candidate_that_does_not_end_is_ended(during, session, monkeypatch):
     """In the seconds that are said: no other request follows."""
     asked = []
-    usual = Worker.ask
-
-    def watched(self, do, **more):
-        asked.append(do)
-        return usual(self, do, **more)
-
-    monkeypatch.setattr(Worker, "ask", watched)
+    spy(monkeypatch, Worker, "ask", lambda self, do, **more: asked.append(do))
     monkeypatch.setattr(session.remote, "limit_s", 3.0)
     found = session.check(LIMITED[during], "relu_forward")
     assert found.verdict == "unchecked"
@@ -189,8 +185,7 @@ def test_a_verdict_has_a_limit(session, monkeypatch):
     usual = session.checked
     monkeypatch.setattr(module, "VERDICT_S", 1.0)
     monkeypatch.setattr(session, "checked", lambda kernel: time.sleep(1.1) or usual(kernel))
-    with pytest.raises(UserError, match=r"judge relu_forward: no verdict within 1 s; take a smaller"):
-        session.check(HONEST_RELU, "relu_forward")
+    fails(r"judge relu_forward: no verdict within 1 s; take a smaller", session.check, HONEST_RELU, "relu_forward")
     assert session.check("import os\n", "relu_forward").verdict == "refused by rule"
     monkeypatch.undo()
     assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
@@ -239,15 +234,13 @@ def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code, of, said)
 def test_kernels_of_the_package_have_time_to_compile(session, monkeypatch):
     """Those of the controls, and the baseline; a candidate has its limit."""
     patient = []
-    usual = Worker.ask
 
-    def watched(self, do, **more):
+    def watch(self, do, **more):
         if do == "compile":
             patient.append((more["side"], self.limit_s > 10 * remote.LIMIT_S))
-        return usual(self, do, **more)
 
     monkeypatch.setattr(session, "controlled", {})
-    monkeypatch.setattr(Worker, "ask", watched)
+    spy(monkeypatch, Worker, "ask", watch)
     assert session.time(HONEST_RELU, "relu_forward", ModelSizes("gpt2-tiny", 1, 8)).verdict not in REFUSED
     assert patient[:2] == [("A", True), ("B", True)]
     assert {*patient[2:]} == {("A", True), ("B", False)}
@@ -436,18 +429,11 @@ def test_an_unfit_judge_is_said(session, monkeypatch):
         session.check(HONEST_RELU, "relu_forward")
     monkeypatch.undo()
 
-    def slow(self, function, types, own=None):
-        raise RefusedError("no answer to 'compile' within 60 s")
-
-    def lost(self, *args):
-        raise RefusedError("its process ended")
-
-    for name, broken, said in (
-        ("compile", slow, r"vanilla. is wrong \(no answer to 'compile' within 60 s\); expected"),
-        ("open", lost, "not fit to judge relu_forward: its process ended"),
+    for name, why, said in (
+        ("compile", "no answer within 60 s", r"vanilla. is wrong \(no answer within 60 s\); expected"),
+        ("open", "its process ended", "not fit to judge relu_forward: its process ended"),
     ):
         monkeypatch.setattr(session, "controlled", {})
-        monkeypatch.setattr(remote.Remote, name, broken)
-        with pytest.raises(UserError, match=said):
-            session.check(HONEST_RELU, "relu_forward")
+        monkeypatch.setattr(remote.Remote, name, Mock(side_effect=RefusedError(why)))
+        fails(said, session.check, HONEST_RELU, "relu_forward")
         monkeypatch.undo()

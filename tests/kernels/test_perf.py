@@ -7,8 +7,8 @@ import sys
 from itertools import pairwise
 
 import pytest
+from verbs import fails
 
-from cpuopt.errors import UserError
 from cpuopt.kernels.compile import perf
 
 KERNEL = """
@@ -70,8 +70,7 @@ def test_the_map_names_the_code_that_runs(tmp_path):
 
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setattr(perf, "MODE", "yes")
-    with pytest.raises(UserError, match="CPUOPT_PERF_MAP=yes: expected 1"):
-        perf.checked()
+    fails("CPUOPT_PERF_MAP=yes: expected 1", perf.checked)
 
 
 def test_a_link_in_the_place_of_the_map_is_not_followed(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -16,9 +15,8 @@ import numba
 import numpy as np
 import pytest
 from machine_code import foreign
+from verbs import fails, ran, refused
 
-from cpuopt import cli
-from cpuopt.errors import UserError
 from cpuopt.kernels.toolkit import simd
 from cpuopt.kernels.toolkit.micro import InstructionSet, avx2, avx512, blocking, host, neon, plain, targets
 from cpuopt.kernels.toolkit.micro.targets import TARGETS
@@ -172,8 +170,7 @@ def test_the_environment_chooses_the_tile_and_numbas_settings_else(monkeypatch: 
         monkeypatch.setenv(targets.VARIABLE, name)
         assert host.choose(host.features()).lanes == lanes
     monkeypatch.setenv(targets.VARIABLE, "znver33")
-    with pytest.raises(UserError, match="did you mean 'znver3'"):
-        host.features()
+    fails("did you mean 'znver3'", host.features)
     monkeypatch.delenv(targets.VARIABLE)
     for name, features, lanes in (("x86-64-v4", "", 16), ("generic", "", 4), ("generic", "+avx2,+fma,-avx512f", 8)):
         monkeypatch.setattr(numba.config, "CPU_NAME", name)
@@ -206,12 +203,10 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     (tmp_path / "mine.py").write_text(KERNEL)
     monkeypatch.chdir(tmp_path)
     asked = ["inspect", "gelu_forward", "line", "--kernels", "mine.py", "--target"]
-    assert cli.main([*asked, "neoverse-v2", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["kernels"]
+    (found,) = ran(capsys, *asked, "neoverse-v2")["kernels"]
     assert found["target"] == "neoverse-v2"
     assert max(loop["width"] for loop in found["loops"]) == 4
-    assert cli.main([*asked, "cray"]) == 2
-    assert "target 'cray': no such machine; known: haswell" in capsys.readouterr().err
+    assert "target 'cray': no such machine; known: haswell" in refused(capsys, *asked, "cray")
 
 
 @pytest.mark.slow
