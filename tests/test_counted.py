@@ -4,6 +4,7 @@ from math import fsum
 
 import numpy as np
 import pytest
+from small_models import Parts
 from verbs import fails
 
 from cpuopt import Choice, nn
@@ -104,14 +105,9 @@ def test_an_evaluation_is_the_mean_over_the_targets_that_count():
 
 
 def test_a_loss_that_is_no_mean_over_targets_counts_each_micro_batch_alike():
-    class Net(nn.Module):
-        def __init__(self):
-            self.wte = nn.Embedding(CONFIG.vocab_size, CONFIG.vocab_size)
-
-        def forward(self, tokens, targets):
-            return F.cross_entropy(self.wte(tokens), targets) * 2
-
-    engine = Engine.from_options(Net(), CONFIG.specs(B, T), micro_batches=2, threads=1)
+    wte = nn.Embedding(CONFIG.vocab_size, CONFIG.vocab_size)
+    net = Parts(lambda m, tokens, targets: F.cross_entropy(m.wte(tokens), targets) * 2, wte=wte)
+    engine = Engine.from_options(net, CONFIG.specs(B, T), micro_batches=2, threads=1)
     assert engine.program.counted is None
     one, two = batch(5, 0), batch(72, 128)
     mean = (engine.forward(**one) + engine.forward(**two)) / 2
@@ -145,15 +141,10 @@ def test_a_run_goes_on_behind_a_step_without_targets(guard, tmp_path):
     assert (job.engine.step_number, job.done, job.guard.skipped) == (2, 3, 0)
 
 
-class Lookup(nn.Module):
+def lookup():
     """An embedding and a head: what is in the row of a token reaches no other."""
-
-    def __init__(self):
-        self.wte = nn.Embedding(CONFIG.vocab_size, 48)
-        self.head = nn.Linear(48, CONFIG.vocab_size, bias=False)
-
-    def forward(self, tokens, targets):
-        return F.cross_entropy(self.head(F.silu(self.wte(tokens))), targets)
+    parts = {"wte": nn.Embedding(CONFIG.vocab_size, 48), "head": nn.Linear(48, CONFIG.vocab_size, bias=False)}
+    return Parts(lambda m, tokens, targets: F.cross_entropy(m.head(F.silu(m.wte(tokens))), targets), **parts)
 
 
 @pytest.mark.parametrize("counted", [1, 12, 128])
@@ -175,7 +166,7 @@ def test_a_token_that_is_ignored_takes_part_in_no_product_of_the_head(variant, f
     found = []
     for value in (1.0, np.nan):
         engine = Engine.from_options(
-            Lookup(), CONFIG.specs(2, T), choice=Choice(variant), fuse=fuse, dtype=dtype, threads=1, seed=1
+            lookup(), CONFIG.specs(2, T), choice=Choice(variant), fuse=fuse, dtype=dtype, threads=1, seed=1
         )
         engine.parameters()["wte.weight"][poison] = value
         loss = engine.forward(**given)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from small_models import Parts
 from verbs import fails
 
 from cpuopt import functional as F
@@ -13,15 +14,10 @@ INPUTS = {"x": ((4, 6), "float32"), "y": ((4,), "int32")}
 BATCH = {"x": RNG.standard_normal((4, 6), np.float32), "y": np.array([0, 5, 2, -100], np.int32)}
 
 
-class Model(nn.Module):
+def model_of(function):
     """What a function makes of two linear layers' results, and the cross-entropy of that."""
-
-    def __init__(self, function):
-        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
-
-    def forward(self, x, y):
-        made = self.function(self.a(x), self.b(x))
-        return F.cross_entropy(made, y), made
+    parts = {"a": nn.Linear(6, 6), "b": nn.Linear(6, 6)}
+    return Parts(lambda m, x, y: (F.cross_entropy(made := function(m.a(x), m.b(x)), y), made), **parts)
 
 
 EXPRESSIONS = {
@@ -51,7 +47,7 @@ def loss_of(function, weights):
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_operators_compute_as_numbers_do(name):
     function = EXPRESSIONS[name]
-    engine = Engine.from_options(Model(function), INPUTS, threads=1)
+    engine = Engine.from_options(model_of(function), INPUTS, threads=1)
     weights = {n: p.copy() for n, p in engine.parameters().items()}
     loss, made = loss_of(function, weights)
     assert engine.forward(**BATCH) == pytest.approx(loss, rel=1e-5)
@@ -64,14 +60,10 @@ def test_operators_compute_as_numbers_do(name):
         assert (gradient * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-3, abs=1e-6)
 
 
-class Takes(nn.Module):
+def takes(function):
     """A model that makes logits (2, 5, 8) of its input by a function of itself and of that."""
-
-    def __init__(self, function):
-        self.norm, self.table, self.function = nn.RMSNorm(4), nn.Embedding(8, 2), function
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.function(self, x), y)
+    parts = {"norm": nn.RMSNorm(4), "table": nn.Embedding(8, 2)}
+    return Parts(lambda m, x, y: F.cross_entropy(function(m, x), y), **parts)
 
 
 CAUSAL = {"is_causal": True, "head_size": 2}
@@ -130,22 +122,16 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("function", "match"), HOSTILE, ids=[match[:40] for _, match in HOSTILE])
 def test_hostile_use_is_refused_in_one_line(function, match):
-    model = Takes(function)
+    model = takes(function)
     model.key, model.half = nn.Linear(8, 6), nn.Linear(8, 4)
     fails(match, Engine.from_options, model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")})
 
 
 def test_a_buffer_is_a_constant_of_the_program():
-    class Turns(nn.Module):
-        def __init__(self):
-            self.a, self.rotary = nn.Linear(6, 8), nn.RotaryEmbedding(4, 9, base=100.0)
-
-        def forward(self, x, y):
-            turned = self.rotary(self.a(x))
-            return F.cross_entropy(turned, y), turned
-
+    parts = {"a": nn.Linear(6, 8), "rotary": nn.RotaryEmbedding(4, 9, base=100.0)}
+    turns = Parts(lambda m, x, y: (F.cross_entropy(turned := m.rotary(m.a(x)), y), turned), **parts)
     batch = {"x": RNG.standard_normal((2, 5, 6), np.float32), "y": np.ones((2, 5), np.int32)}
-    engine = Engine.from_options(Turns(), {"x": ((2, 5, 6), "float32"), "y": ((2, 5), "int32")}, threads=1)
+    engine = Engine.from_options(turns, {"x": ((2, 5, 6), "float32"), "y": ((2, 5), "int32")}, threads=1)
     assert engine.parameters().keys() == {"a.weight", "a.bias"}  # so a checkpoint has no tables
     assert [v.name for v in engine.program.constants] == ["rotary.cos", "rotary.sin"]
     angles = np.arange(5)[:, None] * 100.0 ** (-np.arange(2) / 2)  # of 9 positions, those that there are
@@ -162,7 +148,7 @@ def test_a_buffer_is_a_constant_of_the_program():
 
 
 def test_modules_call_their_functionals():
-    model = Takes(lambda m, x: nn.SiLU()(m.norm(x)))
+    model = takes(lambda m, x: nn.SiLU()(m.norm(x)))
     engine = Engine.from_options(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")}, train=False)
     made = [(c.op.name, c.layer, dict(c.given)) for c in engine.program.calls[:2]]
     assert made == [("rmsnorm_forward", "norm", {"G": 2}), ("silu_forward", "model", {})]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_models import Parts
 from verbs import fails
 
 from cpuopt import functional as F
@@ -34,15 +35,9 @@ def gpt2(T=8):
 
 
 def test_layers_are_restored_and_lists_are_numbered():
-    class Twice(nn.Module):
-        def __init__(self):
-            self.body = nn.Sequential(nn.Linear(3, 3), nn.GELU())
-            self.loss = nn.CrossEntropyLoss()
-
-        def forward(self, x, y):
-            return self.loss(F.gelu(self.body(self.body(x))), y)
-
-    program = build(Twice(), {"x": ((4, 3), "float32"), "y": ((4,), "int32")}, train=False).program
+    parts = {"body": nn.Sequential(nn.Linear(3, 3), nn.GELU()), "loss": nn.CrossEntropyLoss()}
+    twice = Parts(lambda m, x, y: m.loss(F.gelu(m.body(m.body(x))), y), **parts)
+    program = build(twice, {"x": ((4, 3), "float32"), "y": ((4,), "int32")}, train=False).program
     assert [c.layer for c in program.calls] == ["body.layers.0", "body.layers.1"] * 2 + ["model", "loss"]
     names = [v.name for v in program.values]
     assert len(names) == len(set(names))

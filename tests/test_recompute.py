@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_models import Parts
 from verbs import fails, printed, ran
 
 import cpuopt
@@ -133,16 +134,10 @@ def test_the_plan_of_a_1b_model_is_that_of_the_docs(how, row):
 
 
 def test_a_model_without_blocks_and_wrong_numbers_are_refused():
-    class Net(nn.Module):
-        def __init__(self):
-            self.a, self.loss = nn.Linear(6, 6), nn.CrossEntropyLoss()
-
-        def forward(self, x, y):
-            return self.loss(F.gelu(self.a(x)), y)
-
+    net = Parts(lambda m, x, y: F.cross_entropy(F.gelu(m.a(x)), y), a=nn.Linear(6, 6))
     inputs = {"x": ((8, 6), "float32"), "y": ((8,), "int32")}
-    build(Net(), inputs, recompute=0)
-    fails(r"^recompute all: the model has no blocks, modules in a list", build, Net(), inputs, recompute="all")
+    build(net, inputs, recompute=0)
+    fails(r"^recompute all: the model has no blocks, modules in a list", build, net, inputs, recompute="all")
     fails(r"^recompute 3: the model has 2 blocks; expected up to 2, or 'all'$", built, "gpt2-tiny", 3)
     for wrong in (-1, "half"):
         fails(rf"^recompute '?{wrong}'?: expected a number of blocks, or 'all'$", built, "gpt2-tiny", wrong)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
+from small_models import Parts
 
 from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
@@ -21,16 +22,11 @@ def program_of(model, inputs=FLOATS):
     return build(model, inputs).program
 
 
-class Model(nn.Module):
+def model_of(forward, bent=lambda loss: loss, **parts):
     """A forward of its own over named parts; what it returns goes through a head to a loss."""
-
-    def __init__(self, forward, **parts):
-        self.body = forward
-        vars(self).update(parts)
-        self.head = nn.Linear(W, V)
-
-    def forward(self, x, targets):
-        return F.cross_entropy(self.head(self.body(self, x)), targets)
+    return Parts(
+        lambda m, x, targets: bent(F.cross_entropy(m.head(forward(m, x)), targets)), **parts, head=nn.Linear(W, V)
+    )
 
 
 def linear(width=W):
@@ -59,7 +55,7 @@ def test_a_value_used_three_times_sums_three_gradients():
         h = self.first(x)
         return self.second(h) + (F.gelu(h) + h)
 
-    program = program_of(Model(forward, first=linear(), second=linear()))
+    program = program_of(model_of(forward, first=linear(), second=linear()))
     (h,) = next(c for c in program.calls if c.layer == "first").writes
     assert adds_to(program, program.adjoint[h]) == [False, True, True]
 
@@ -69,14 +65,14 @@ def test_what_the_loss_does_not_use_has_no_backward():
         self.unused(x)
         return self.used(x)
 
-    program = program_of(Model(forward, used=linear(), unused=linear()))
+    program = program_of(model_of(forward, used=linear(), unused=linear()))
     assert backward(program, "unused") == []
     assert [p.name for p in program.parameters if p not in program.adjoint] == ["unused.weight", "unused.bias"]
     assert [c.layer for c in program.phase("update")] == ["used", "used", "head", "head"]
 
 
 def test_inputs_have_no_gradient():
-    program = program_of(Model(lambda self, x: self.first(F.gelu(x)), first=linear()))
+    program = program_of(model_of(lambda self, x: self.first(F.gelu(x)), first=linear()))
     assert [c.op.name for c in backward(program, "first")] == ["matmul_backward_weight"]
     assert [c.op.name for c in backward(program, "head")] == ["matmul_backward_input", "matmul_backward_weight"]
     assert not [c for c in program.phase("backward") if c.op.name == "gelu_backward"]
@@ -85,7 +81,7 @@ def test_inputs_have_no_gradient():
 
 def test_one_parameter_given_twice_to_one_call_is_refused():
     scale = nn.Parameter((W,), nn.constant(1))
-    model = Model(lambda self, x: F.layer_norm(x, self.scale, self.scale), scale=scale)
+    model = model_of(lambda self, x: F.layer_norm(x, self.scale, self.scale), scale=scale)
     with pytest.raises(UserError, match="layernorm_forward in layer 'model' is given one value twice") as caught:
         program_of(model)
     assert "two distinct values" in str(caught.value)
@@ -93,12 +89,8 @@ def test_one_parameter_given_twice_to_one_call_is_refused():
 
 @pytest.mark.parametrize("fuse", [(), ("residual",)])
 def test_the_gradient_that_the_loss_is_given_is_never_written(fuse):
-    class Bent(Model):
-        def forward(self, x, targets):
-            loss = super().forward(x, targets)
-            return loss + F.gelu(F.gelu(loss))
-
-    program = build(Bent(lambda self, x: x), FLOATS, fuse=fuse).program
+    bent = model_of(lambda m, x: x, lambda loss: loss + F.gelu(F.gelu(loss)))
+    program = build(bent, FLOATS, fuse=fuse).program
     given = program.inputs[-1]
     assert [str(call) for call in program.calls if given in call.writes] == []
 

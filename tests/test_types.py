@@ -5,6 +5,7 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+from small_models import Parts
 from verbs import fails
 
 from cpuopt import functional as F
@@ -158,16 +159,15 @@ def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registe
 
 @pytest.mark.parametrize("dtype", ANY)
 def test_a_parameter_of_another_type_starts_from_the_same_numbers(registered, dtype):
-    class One(nn.Module):
-        def __init__(self, dtype):
-            self.weight = nn.Parameter((3,), nn.normal(1), dtype)
+    def one(dtype):
+        def forward(m, x, targets):
+            return F.cross_entropy(current().emit(scale_forward, {"inp": x, "weight": m.weight}), targets)
 
-        def forward(self, x, targets):
-            return F.cross_entropy(current().emit(scale_forward, {"inp": x, "weight": self.weight}), targets)
+        return Parts(forward, weight=nn.Parameter((3,), nn.normal(1), dtype))
 
     inputs = {"x": ((2, 3), "float32"), "targets": ((2,), "int32")}
     usual, engine = (
-        Engine.from_options(One(d), inputs, train=False).parameters()["weight"] for d in ("float32", dtype)
+        Engine.from_options(one(d), inputs, train=False).parameters()["weight"] for d in ("float32", dtype)
     )
     assert engine.dtype == dtype
     np.testing.assert_array_equal(engine, usual.astype(dtype))
@@ -236,9 +236,6 @@ def test_what_is_not_written_is_seen(dtype, sized):
 
 
 def test_a_size_that_no_argument_fixes_is_asked_for():
-    class Attention(nn.Module):
-        def forward(self, x):
-            return F.mean(current().emit(ops.attention_forward, {"qkv": x}))
-
+    model = Parts(lambda m, x: F.mean(current().emit(ops.attention_forward, {"qkv": x})))
     with pytest.raises(UserError, match="layer 'model': no argument fixes NH; give its size: emit"):
-        Engine.from_options(Attention(), {"x": ((2, 3, 6), "float32")})
+        Engine.from_options(model, {"x": ((2, 3, 6), "float32")})

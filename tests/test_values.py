@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_models import Parts
 from verbs import fails
 
 from cpuopt import Choice, Engine, build, nn, ops
@@ -24,20 +25,14 @@ def parameter(x):
     return nn.Parameter(np.shape(x), lambda rng, array: np.copyto(array, x))
 
 
-class Net(nn.Module):
+def net():
     """The model that PyTorch computed."""
-
-    def __init__(self):
-        for name in SHAPES:
-            setattr(self, name, parameter(PARAMETERS[name]))
-
-    def forward(self, x, y):
-        return forward(F, self, x, y)
+    return Parts(lambda m, x, y: forward(F, m, x, y), **{name: parameter(PARAMETERS[name]) for name in SHAPES})
 
 
 def engine_of(variant="optimized", threads=1):
     specs = {name: (x.shape, "float32") for name, x in INPUTS.items()}
-    return Engine(Net(), specs, variant=variant, threads=threads, gradients=True)
+    return Engine(net(), specs, variant=variant, threads=threads, gradients=True)
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +65,13 @@ def test_loss_gradients_and_ten_updates_are_pytorchs_on_any_number_of_threads(go
 # Shapes
 
 
-class Function(nn.Module):
-    """A function of this module and an input x, and what it needs; the loss is the mean."""
-
-    def __init__(self, function, **parts):
-        vars(self).update(parts)
-        self.function = function
-
-    def forward(self, x):
-        out = self.function(self, x)
-        return out.mean(), out
+def mean_of(function, **parts):
+    """A function of a module and an input x, and the parts that it needs; the loss is the mean."""
+    return Parts(lambda m, x: ((out := function(m, x)).mean(), out), **parts)
 
 
 def ops_of(function, shape=(2, 3, 4), **parts):
-    calls = build(Function(function, **parts), {"x": (shape, "float32")}, fuse="none").program.phase("forward")
+    calls = build(mean_of(function, **parts), {"x": (shape, "float32")}, fuse="none").program.phase("forward")
     found = [c.op.name.removesuffix("_forward") for c in calls]
     return found[: found.index("sum")]  # of the mean
 
@@ -102,7 +90,7 @@ def test_a_call_that_takes_another_shape_keeps_it_in_its_backward_and_is_not_fus
         y = x + m.fc(x)
         return y + m.norm(y.reshape(-1, 4)).reshape(2, 6)
 
-    model = Function(function, fc=nn.Linear(6, 6), norm=nn.RMSNorm(4))
+    model = mean_of(function, fc=nn.Linear(6, 6), norm=nn.RMSNorm(4))
     program = build(model, {"x": ((2, 6), "float32")}, fuse="all").program
     (there,) = (c for c in program.phase("forward") if c.op is ops.rmsnorm_forward)
     (back,) = (c for c in program.calls if c.op is ops.rmsnorm_backward)
@@ -113,15 +101,10 @@ def test_a_call_that_takes_another_shape_keeps_it_in_its_backward_and_is_not_fus
 
 
 def test_merged_axes_are_no_other_shape_to_a_loss():
-    class Head(nn.Module):
-        def __init__(self):
-            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
-
-        def forward(self, x, y):
-            return F.cross_entropy(self.head(self.body(x)).reshape(-1, 7), y.reshape(-1))
-
+    parts = {"fc": nn.Linear(4, 4), "head": nn.Linear(4, 7, bias=False)}
+    head = Parts(lambda m, x, y: F.cross_entropy(m.head(m.fc(x)).reshape(-1, 7), y.reshape(-1)), **parts)
     inputs = {"x": ((2, 3, 4), "float32"), "y": ((2, 3), "int32")}
-    assert "classifier_update" in {c.op.name for c in build(Head(), inputs, fuse="all").program.calls}
+    assert "classifier_update" in {c.op.name for c in build(head, inputs, fuse="all").program.calls}
 
 
 @pytest.mark.parametrize(
@@ -160,19 +143,14 @@ def test_other_numbers_are_other_masks():
     assert np.allclose(shifted, 0.5, atol=5 / 2 / np.sqrt((1 << 14) - 1024))
 
 
-class Dropped(nn.Module):
+def dropped():
     """Two dropouts of the product with a parameter of ones, whose gradient shows the masks."""
-
-    def __init__(self):
-        self.weight, self.dropout = nn.Parameter(X.shape, nn.constant(1)), nn.Dropout(P)
-
-    def forward(self, x):
-        y = self.dropout(self.dropout(x * self.weight))
-        return y.sum(), y
+    parts = {"weight": nn.Parameter(X.shape, nn.constant(1)), "dropout": nn.Dropout(P)}
+    return Parts(lambda m, x: ((y := m.dropout(m.dropout(x * m.weight))).sum(), y), **parts)
 
 
 def dropping(threads=1, seed=3, **how):
-    return Engine(Dropped(), {"x": (X.shape, "float32")}, gradients=True, threads=threads, seed=seed, **how)
+    return Engine(dropped(), {"x": (X.shape, "float32")}, gradients=True, threads=threads, seed=seed, **how)
 
 
 def masks(engine, steps=1, **more):
@@ -207,8 +185,8 @@ def test_a_step_drops_by_seed_and_step_and_an_evaluation_keeps_all():
 
 def test_ranks_drop_as_one_does():
     def work(comm):
-        engine = core.Engine.from_options(
-            *(Dropped(), {"x": (X.shape, "float32")}),
+        engine = core.Engine(
+            *(dropped(), {"x": (X.shape, "float32")}),
             choice=Choice("vanilla"),
             micro_batches=4 // comm.size,
             comm=comm,

@@ -12,9 +12,11 @@ import numpy as np
 import programs
 import pytest
 from numba import njit, prange
+from small_models import Parts
 from verbs import fails
 
 from cpuopt import check_gradient, differentiable, kernel, nn, ops
+from cpuopt import functional as F
 from cpuopt.ad import emit, finite
 from cpuopt.ad.activity import Activity
 from cpuopt.ad.rules import ALIASES, BINARY, CHOICES, DERIVATIVE, INTEGER
@@ -272,16 +274,9 @@ def square_backward_wrong(dx, dx_add, dy, x):
         dx[i] = dx[i] + d if dx_add else d
 
 
-class Squares(nn.Module):
-    def __init__(self, op):
-        self.op, self.head, self.loss = op, nn.Linear(4, 3), nn.CrossEntropyLoss()
-
-    def forward(self, x, y):
-        return self.loss(self.head(self.op(x)), y)
-
-
 def engine_of(op):
-    return Engine.from_options(Squares(op), {"x": ((2, 4), "float32"), "y": ((2,), "int32")})
+    model = Parts(lambda m, x, y: F.cross_entropy(m.head(op(x)), y), head=nn.Linear(4, 3))
+    return Engine.from_options(model, {"x": ((2, 4), "float32"), "y": ((2,), "int32")})
 
 
 def test_a_backward_by_hand_replaces_the_generated_one_if_it_agrees_and_both_are_judged_before_a_model_uses_them(
