@@ -1,6 +1,5 @@
 """`cpuopt check`: kernels that are wrong, crash or hang are found, one does not keep the others from being checked."""
 
-import json
 import re
 from copy import copy
 from dataclasses import replace
@@ -10,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 from bad import HEAD, text
-from verbs import fails, printed
+from verbs import fails, printed, ran
 
 from cpuopt import cli, ops
 from cpuopt.building import build
@@ -47,9 +46,8 @@ def write(*variants):
 
 def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
     file = write(*((v, "residual_forward") for v in ("crash", "hang", "raises", "wrong", "right")))
-    flags = ["--quick", "--limit", "5", "--threads", "1,2", "--seed", "3", "--json"]
-    assert cli.main(["check", "--kernels", file, *flags]) == 1
-    found = json.loads(capsys.readouterr().out)
+    flags = ["--quick", "--limit", "5", "--threads", "1,2", "--seed", "3"]
+    found = ran(capsys, "check", "--kernels", file, *flags, status=1)
     assert (found["seed"], found["threads"]) == (3, [1, 2])
     verdicts = {k["variant"]: (k["verdict"], k["worst"]["reason"]) for k in found["kernels"]}
     assert {v: verdict for v, (verdict, _) in verdicts.items()} == {
@@ -162,8 +160,7 @@ def test_the_words_of_a_result_are_those_of_the_docs():
 
 def test_a_plan_is_listed_and_nothing_is_judged(capsys, monkeypatch):
     monkeypatch.setattr(checked, "judge", None)
-    flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--plan", "--json"]
-    assert cli.main(["check", "gelu_forward", *flags]) == 0
-    cases = json.loads(capsys.readouterr().out)["plan"]["gelu_forward"]["cases"]
+    flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--plan"]
+    cases = ran(capsys, "check", "gelu_forward", *flags)["plan"]["gelu_forward"]["cases"]
     assert [c["sizes"] for c in cases if c["sized"]] == [{"N": 4096}]
     assert {c["kind"] for c in cases} >= {"normal", "nan", "large"}

@@ -108,9 +108,8 @@ def test_a_named_text_is_read_whole_unless_the_weights_were_trained_on_it(capsys
     run = ran(capsys, *train, "--data", "text.txt", "--variant", "vanilla")["path"]
 
     def of_tokens(data, *flags):
-        how = ["--variant", "vanilla", "--limit", "1", *flags, "--json"]
-        assert cli.main(["eval", "--init", run, "--data", data, *how]) == 0
-        found = json.loads(capsys.readouterr().out)
+        how = ["--variant", "vanilla", "--limit", "1", *flags]
+        found = ran(capsys, "eval", "--init", run, "--data", data, *how)
         return found["of_tokens"], found["data"]
 
     assert of_tokens("other.txt") == (4000, "other.txt (all)")

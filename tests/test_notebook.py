@@ -8,7 +8,7 @@ import pytest
 from verbs import fails
 
 import cpuopt
-from cpuopt import UserError, ops
+from cpuopt import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.library import magics
@@ -24,9 +24,7 @@ def gelu_forward(out, inp):
 """
 
 
-@pytest.fixture(autouse=True)
-def _aside(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_wrong_kernel_fails_and_is_not_registered(capsys):
@@ -67,9 +65,7 @@ def doubled(tmp_path):
     """A file that defines an op, in a folder of its own."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "doubles.py").write_text(OWN)
-    yield tmp_path / "elsewhere" / "doubles.py"
-    for name in ("doubled_forward", "doubled_backward"):
-        ops.ALL.pop(name, None)
+    return tmp_path / "elsewhere" / "doubles.py"
 
 
 def test_a_kernel_of_an_op_of_ones_own_lies_beside_its_file(monkeypatch, doubled):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_runs import SIZES
 from verbs import error_of, fails, goes_on
 
 from cpuopt import Choice, cli, ops
@@ -145,15 +146,7 @@ def test_a_number_that_the_optimizer_does_not_have_is_refused():
 # The command line
 
 
-SMALL = [
-    "--model",
-    '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}',
-    "-B",
-    "2",
-    "-T",
-    "8",
-]
-TRAIN = ["train", *SMALL, "--variant", "vanilla", "--lr", "0.01", "--val-every", "0"]
+TRAIN = ["train", "--model", SIZES, "-B", "2", "-T", "8", "--variant", "vanilla", "--lr", "0.01", "--val-every", "0"]
 
 
 @pytest.mark.parametrize(

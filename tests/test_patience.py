@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cpuopt.train import checkpoint, trainer
 LOSSES = [9.0, 5.0, 3.0, 3.5, 3.0, float("nan"), 2.0, 1.0]
 """Of the validations after 0, 1, 2, ... steps: the best of the first six is that after step 2."""
 RUN = ["train", "--model", '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 32}', "-T", "32"]
-RUN += ["-B", "1", "--variant", "vanilla", "--data", "c.jsonl", "--val-every", "1", "--lr", "1e-2", "--json"]
+RUN += ["-B", "1", "--variant", "vanilla", "--data", "c.jsonl", "--val-every", "1", "--lr", "1e-2"]
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +27,7 @@ def _here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def train(capsys):
-    def run(*flags):
-        assert cli.main([*RUN, *flags]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return run
+    return partial(ran, capsys, *RUN)
 
 
 def kept():

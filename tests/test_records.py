@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -234,9 +235,7 @@ def test_the_verbs(tmp_path, capsys):
     keep(tmp_path, "second", profile({"GELU Forward": 1.5}, {"GELU Forward": "1" * 12}, seed=1))
     records.keep(tmp_path / "runs", "ab", "third", ab())
 
-    def out(*args):
-        return printed(capsys, *list(args))
-
+    out = partial(printed, capsys)
     listed = out("runs", "list")
     assert "100 ms a step, gpt2-tiny 4x64, optimized" in listed
     assert "gelu_forward: mine against vanilla: faster" in listed

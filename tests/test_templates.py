@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import numpy as np
 import pytest
-from verbs import error_of, printed, refused
+from verbs import error_of, printed, ran, refused
 
 from cpuopt import cli
 from cpuopt.data import templates
@@ -409,16 +409,14 @@ def test_verbs_take_the_template_of_the_model(capsys):
     save_weights(Path("base"), config, parameters.__getitem__)
     encoder = encoder_of(model(families.plain(families.FAMILIES["qwen2"][0]), at="base"))
     chat = [("system", "S"), ("user", "What?"), ("assistant", "That.")]
-    how, system = ["--init", "base", "--variant", "vanilla", "--json"], ["--system", "S"]
+    how, system = ["--init", "base", "--variant", "vanilla"], ["--system", "S"]
     generate = ["generate", *how, "--chat", "--prompt", "What?", "--max-tokens", "3", *system]
-    assert cli.main(generate) == 0
-    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == len(encoder.asked([], chat[:2]))
+    assert ran(capsys, *generate)["prompt_tokens"] == len(encoder.asked([], chat[:2]))
     lines({"prompt": "What?", "completion": "That."})
     ids, counted = encoder.example(marked(chat))
-    assert cli.main(["train", *how[:-1], "--data", "c.jsonl", "-T", "200", "-B", "1", "--steps", "1", *system]) == 0
+    assert cli.main(["train", *how, "--data", "c.jsonl", "-T", "200", "-B", "1", "--steps", "1", *system]) == 0
     assert f"{sum(counted)} of {len(ids)} tokens count" in " ".join(" ".join(capsys.readouterr()).split())
-    assert cli.main(["eval", *how, "--data", "c.jsonl", "-T", "200", *system]) == 0
-    assert json.loads(capsys.readouterr().out)["tokens"] == sum(counted)
+    assert ran(capsys, "eval", *how, "--data", "c.jsonl", "-T", "200", *system)["tokens"] == sum(counted)
 
 
 def test_a_date_is_that_of_the_build_if_one_is_set(monkeypatch):
