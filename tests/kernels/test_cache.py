@@ -296,21 +296,6 @@ def test_processes_that_write_at_once(tmp_path):
     assert {entry.suffix for entry in package.entries()} == {".nbc"}
 
 
-def test_a_numba_that_changed_is_used_without_a_cache(tmp_path):
-    changed = """
-from numba.core import compiler
-reduce = compiler.CompileResult._reduce
-compiler.CompileResult._reduce = lambda self, protocol: reduce(self)
-import run
-"""
-    package = Package(tmp_path, PACKAGE | {"changed.py": changed})
-    run = package.run("alone", "calls", script="changed.py")
-    assert run[:3] == ({"alone": 8, "calls": 77}, {"alone", "calls"}, {"hits": 0, "misses": 0, "saved": 0})
-    (warned,) = run.warnings
-    assert "changed numba.core.compiler:CompileResult._reduce" in warned
-    assert {p.name for p in package.cache.iterdir()} == {"generated"}  # text, no machine code
-
-
 # Scripts --------------------------------------------------------------------------------------------------------------
 
 SORTED = """
