@@ -1,4 +1,6 @@
-"""Models of a few lines."""
+"""Models of a few lines, and a batch of tokens."""
+
+import numpy as np
 
 from cpuopt import nn
 
@@ -12,3 +14,9 @@ class Parts(nn.Module):
 
     def forward(self, **inputs):
         return self.function(self, **inputs)
+
+
+def batch(i=0, B=2, T=16, n=256):
+    """Draw a batch of random tokens, of which each is the target of the one before."""
+    ids = np.random.default_rng(i).integers(0, n, (B, T + 1))
+    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small_runs
 from golden.params import make_batch, make_params
+from small_models import Parts
 from small_runs import sealed
 from verbs import fails
 
@@ -29,20 +30,16 @@ INPUTS = {"tokens": (TOKENS.shape, "int32"), "targets": (TOKENS.shape, "int32")}
 TWO_PASS = [name for name in FUSIONS if name != "update"]
 
 
-class Untied(nn.Module):
+def untied():
     """An embedding, a layer and a head of its own."""
-
-    def __init__(self):
-        V, C = SIZES["vocab_size"], SIZES["n_embd"]
-        self.wte, self.fc, self.head = nn.Embedding(V, C), nn.Linear(C, 2 * C), nn.Linear(2 * C, V, bias=False)
-
-    def forward(self, tokens, targets):
-        return F.cross_entropy(self.head(F.gelu(self.fc(self.wte(tokens)))), targets)
+    V, C = SIZES["vocab_size"], SIZES["n_embd"]
+    parts = {"wte": nn.Embedding(V, C), "fc": nn.Linear(C, 2 * C), "head": nn.Linear(2 * C, V, bias=False)}
+    return Parts(lambda m, tokens, targets: F.cross_entropy(m.head(F.gelu(m.fc(m.wte(tokens)))), targets), **parts)
 
 
 def engine_of(model, **how):
     """An engine with the golden weights."""
-    module = GPT2(Config(**SIZES)) if model == "gpt2" else Untied()
+    module = GPT2(Config(**SIZES)) if model == "gpt2" else untied()
     how = {"threads": 1, "choice": Choice("optimized"), "progress": lambda *a: None} | how
     engine = Engine.from_options(module, INPUTS, **how)
     rng = np.random.Generator(np.random.PCG64(WANT["seed"]))
@@ -71,9 +68,9 @@ def test_ten_steps_are_those_of_pytorch(case, fuse):
 
 @pytest.mark.parametrize("freeze", [["wte.*"], ["fc.*"], ["head.*"], ["wte.*", "fc.*"], ["fc.weight"]])
 def test_head_and_loss_are_one_call_whichever_gradient_they_need(freeze):
-    program = build(Untied(), INPUTS, fuse=("classifier",), freeze=freeze).program
+    program = build(untied(), INPUTS, fuse=("classifier",), freeze=freeze).program
     (call,) = (c for c in program.phase("backward") if c.op.name == "classifier_backward")
-    (whole,) = (c for c in build(Untied(), INPUTS, fuse=("classifier",)).program.calls if c.op is call.op)
+    (whole,) = (c for c in build(untied(), INPUTS, fuse=("classifier",)).program.calls if c.op is call.op)
     absent = {"head.*": {"dweight"}, "wte.* fc.*": {"dinp"}}
     assert call.absent == absent.get(" ".join(freeze), set())
     tokens, C, V = TOKENS.size, 2 * SIZES["n_embd"], SIZES["vocab_size"]
@@ -107,27 +104,23 @@ def test_a_kernel_that_needs_every_gradient_gets_an_array_that_nobody_reads(mode
 
 
 def test_a_parameter_may_say_that_it_is_not_trained():
-    module = Untied()
+    module = untied()
     module.fc.weight.trained = False
     engine = Engine.from_options(module, INPUTS, threads=1)
     assert {p.name for p in engine.program.parameters} - {p.name for p in engine.program.trained} == {"fc.weight"}
 
-    class Scaled(nn.Module):
-        def __init__(self):
-            self.scale, self.gain = (nn.Parameter((4,), nn.constant(2.0), trained=t) for t in (False, True))
-
-        def forward(self, x):
-            return (x * self.scale * self.gain).sum()
-
-    engine = Engine.from_options(Scaled(), {"x": ((3, 4), "float32")}, threads=1)
+    parts = {n: nn.Parameter((4,), nn.constant(2.0), trained=n == "gain") for n in ("scale", "gain")}
+    engine = Engine.from_options(
+        Parts(lambda m, x: (x * m.scale * m.gain).sum(), **parts), {"x": ((3, 4), "float32")}, threads=1
+    )
     engine.step(x=np.ones((3, 4), np.float32), lr=0.1)
     assert (engine.parameters()["scale"] == 2).all()
     assert (engine.parameters()["gain"] < 2).all()
 
 
 def test_what_cannot_be_frozen_is_refused():
-    fails(r"freeze: no parameter matches 'wt.\*'; known: wte.weight", build, Untied(), INPUTS, freeze=["wt.*"])
-    fails("no parameter that is trained", build, Untied(), INPUTS, freeze=["*"])
+    fails(r"freeze: no parameter matches 'wt.\*'; known: wte.weight", build, untied(), INPUTS, freeze=["wt.*"])
+    fails("no parameter that is trained", build, untied(), INPUTS, freeze=["*"])
 
 
 # Runs and their checkpoints

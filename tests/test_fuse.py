@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import Parts
+from small_models import batch as ids
 from verbs import fails
 
 from cpuopt import Choice, nn
@@ -45,12 +47,6 @@ def train(model, inputs, batch, fuse=(), swaps=(), steps=4, clip=None):
     engine = Engine.from_options(model, inputs, fuse=fuse, choice=Choice("vanilla", swaps), threads=1)
     done = [engine.step(**batch(i), **ADAMW, clip=clip) for i in range(steps)]
     return np.array([(d.loss, d.grad_norm) for d in done]), {n: p.copy() for n, p in engine.parameters().items()}
-
-
-def ids(i, B=B, T=T, n=TINY.vocab_size):
-    """A batch of random tokens."""
-    ids = np.random.default_rng(i).integers(0, n, (B, T + 1))
-    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def train_tiny(fuse=(), config=TINY, **kw):
@@ -357,18 +353,9 @@ def test_clipping_needs_the_norm_before_any_update():
 ce, gelu, linear = F.cross_entropy, F.gelu, F.linear
 
 
-class Model(nn.Module):
+def model_of(forward, **parts):
     """Linear layers a to d and a LayerNorm, as a test puts them together; `forward` is given them in `self`."""
-
-    def __init__(self, forward, **parts):
-        self.body = forward
-        for name in "abcd":
-            setattr(self, name, nn.Linear(6, 6))
-        self.norm = nn.LayerNorm(6)
-        vars(self).update(parts)
-
-    def forward(self, x, y, **more):
-        return self.body(self, x, y, **more)
+    return Parts(forward, **{name: nn.Linear(6, 6) for name in "abcd"}, norm=nn.LayerNorm(6), **parts)
 
 
 INPUTS = {"x": ((8, 6), "float32"), "y": ((8,), "int32")}
@@ -381,11 +368,11 @@ def batch(i):
 
 def assert_the_same_by_all_routes(forward, steps=3, inputs=INPUTS, batch=batch, exact=EXACT, **parts):
     """Train with and without each rewrite; give the program with all of them."""
-    plain = train(Model(forward, **parts), inputs, batch, steps=steps)
+    plain = train(model_of(forward, **parts), inputs, batch, steps=steps)
     for fuse in SETS:
-        assert_alike(train(Model(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse in exact)
+        assert_alike(train(model_of(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse in exact)
     for fuse in (("residual", "update"), tuple(FUSIONS)):
-        program = build(Model(forward, **parts), inputs, fuse=fuse).program
+        program = build(model_of(forward, **parts), inputs, fuse=fuse).program
         assert_sound(program)
     return program
 
@@ -508,7 +495,7 @@ def test_which_heads_the_classifier_takes(forward, alone, after_all):
     program = assert_the_same_by_all_routes(forward)
     assert count(program, "classifier_forward") == after_all
     assert after_all or count(program, "cross_entropy_forward")
-    program = build(Model(forward), INPUTS, fuse=("classifier",)).program
+    program = build(model_of(forward), INPUTS, fuse=("classifier",)).program
     assert count(program, "classifier_backward") == alone
 
 
@@ -544,7 +531,7 @@ def test_which_sums_of_two_products_become_one_call(name):
 
 @pytest.mark.parametrize("swap", ["residual_forward=optimized", "matmul_forward=blas"])
 def test_a_swap_keeps_an_adapter_apart(swap):
-    built = build(Model(ADAPTERS["first"][0]), INPUTS, choice=Choice("vanilla", [swap]), fuse=("adapter",))
+    built = build(model_of(ADAPTERS["first"][0]), INPUTS, choice=Choice("vanilla", [swap]), fuse=("adapter",))
     assert count(built.program, "matmul_adapter_forward") == 0
     assert "from being rewritten" in "".join(built.notes)
 
@@ -561,7 +548,7 @@ GATES = {
 @pytest.mark.parametrize("name", GATES)
 def test_which_gates_are_taken(name):
     made, taken = GATES[name]
-    model = Model(lambda m, x, y: F.cross_entropy(made(m, x), y))
+    model = model_of(lambda m, x, y: F.cross_entropy(made(m, x), y))
     for fuse, op in ((("gate",), "swiglu_forward"), (("gate", "gelu"), "matmul_swiglu_forward")):
         found = counts(build(model, INPUTS, fuse=fuse, choice=Choice("vanilla")).program)
         assert (found[op], found["silu_forward"], found["mul_forward"]) == (taken, 1 - taken, 1 - taken)

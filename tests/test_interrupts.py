@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from listening import Listener, raising
 from numba import types
+from small_models import batch
 from small_runs import FLAGS, command, only, prepare, run, steps_of, wait_for_steps
 from verbs import SQUARES, fails, spy
 
@@ -43,14 +44,9 @@ TWO_PASS = tuple(n for n in FUSIONS if n != "update")
 STEPS = 3
 
 
-def batch(seed):
-    ids = np.random.default_rng(seed).integers(0, TINY.vocab_size, (B, T + 1))
-    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
-
-
-def engine_of(fuse, make=Engine.from_options, **how):
-    given = how if make is Engine else {"choice": Choice("optimized"), **how}
-    return make(GPT2(TINY), specs(B, T), fuse=fuse, threads=1, **given)
+def engine_of(fuse, kind=Engine, **how):
+    given = {"choice": Choice("optimized"), **how} if kind is Engine else how
+    return kind(GPT2(TINY), specs(B, T), fuse=fuse, threads=1, **given)
 
 
 def take(engine, number):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_models import batch
 from small_runs import SIZES
 from verbs import error_of, fails, goes_on
 
@@ -29,11 +30,6 @@ NEW = [name for name in ops.OPTIMIZERS if name != ops.USUAL]
 HYPER = {"sgd": {"lr": 0.1, "momentum": 0.8}, "lion": {"lr": 1e-3, "beta1": 0.8, "beta2": 0.95}}
 DECAY = 0.1
 HALF = TYPES["bfloat16"].dtype
-
-
-def batch(i):
-    ids = np.random.default_rng(i).integers(0, TINY.vocab_size, (B, T + 1))
-    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def engine(optimizer, variant="vanilla", fuse=(), **more):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import Parts
+from small_models import Parts, batch
 from verbs import fails, printed, ran
 
 import cpuopt
@@ -34,11 +34,6 @@ def model_of(name, lora=None):
     if lora:
         add_adapters(model, Lora.parse(lora), config.head)
     return model, config.specs(B, T)
-
-
-def batch(i, n=256):
-    ids = np.random.default_rng(i).integers(0, n, (B, T + 1))
-    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
 
 def train(model, inputs, steps=3, variant="optimized", batch=batch, micro=1, **how):
