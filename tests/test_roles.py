@@ -8,7 +8,7 @@ from inspect import signature
 
 import numpy as np
 import pytest
-from test_fuse import INPUTS, Model, assert_the_same_by_all_routes, count, layers
+from test_fuse import INPUTS, assert_the_same_by_all_routes, count, layers, model_of
 from test_fuse import batch as class_batch
 
 from cpuopt import Choice, nn, ops
@@ -124,7 +124,7 @@ def test_each_argument_has_a_place_of_its_own(renames, fits):
         renames=renames,
         reference=None,
     )
-    model = Model(lambda self, x, y: F.cross_entropy(emit(prelu, inp=self.a(x), weight=self.norm.weight), y))
+    model = model_of(lambda self, x, y: F.cross_entropy(emit(prelu, inp=self.a(x), weight=self.norm.weight), y))
     program = nn.trace_model(model, INPUTS)
     match = Match.of(*program.calls[:2], at=0)
     assert match.op is fused
@@ -190,7 +190,7 @@ def twice_of(x, weight):
 )
 def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, optimizer):
     def trained(fuse):
-        model = Model(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.c.weight), y))
+        model = model_of(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.c.weight), y))
         engine = Engine.from_options(model, INPUTS, choice=Choice("vanilla"), fuse=fuse, optimizer=optimizer, threads=1)
         return engine, [engine.step(lr=0.01, **class_batch(i)).loss for i in range(4)]
 
@@ -203,7 +203,7 @@ def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, 
 
 
 def test_a_gradient_that_something_else_reads_is_stored(twice):
-    shared = Model(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.b.weight), y))
+    shared = model_of(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.b.weight), y))
     program = build(shared, INPUTS, fuse=("update",)).program
     assert not layers(program, "twice_update")
     assert count(program, "twice_backward") == 2

@@ -27,7 +27,7 @@ from ..measure.comparison import analyses_up_to
 from ..ops.declaration import Op
 from ..ops.storage import WIDE
 from ..program.program import Call
-from ..train.job import Settings, build_only, sized
+from ..train.job import Settings, build_only
 from ..wording import count
 from . import commit_worker
 from .ab import case_at, compare_steps, op_named, usual_sizes
@@ -92,7 +92,7 @@ def run(plan: GatePlan, say: Say = lambda text: None) -> dict[str, Any]:
     if plan.steps:
         jobs = [{"model": plan.steps, "B": B, "T": T} for B, T in parse_sizes(plan.sizes)]
     for job in jobs:
-        sized(Settings(**job))  # a model that is not known is refused before anything is compiled
+        Settings(**job).sized()  # a model that is not known is refused before anything is compiled
     say("reading commits")
     names = {plan.base: commit_of(plan.base, f"--base {plan.base!r}")}
     head = plan.head or WORKTREE
