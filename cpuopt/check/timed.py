@@ -29,7 +29,7 @@ from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op, Spec
-from ..ops.storage import TYPES, storage
+from ..ops.storage import TYPES, WIDE, storage
 from .cases import Arguments, Array, Case, arguments, normal, reference, risen, scalars
 from .judge import Wanted, called, expected, least, require_surroundings, require_usual, surroundings
 from .memory import (
@@ -147,7 +147,7 @@ class TimedKernels:
         """The results of inputs that no call is given."""
         given = arguments(self.op, self.case, np.random.default_rng(self.filling.seed))
         with np.errstate(all="ignore"):
-            return reference(self.op, given, np.float32)
+            return reference(self.op, given, WIDE)
 
     @property
     def nbytes(self) -> int:

@@ -53,7 +53,7 @@ def words(text: str) -> set[str]:
     return set(text.split())
 
 
-TOOLKIT = "elementwise fastmath lanes queue simd tiles pairs"
+TOOLKIT = "constants elementwise fastmath lanes queue simd tiles pairs"
 """The modules of the toolkit from which a candidate may import."""
 MAKERS = {"queue": {"for_each_thread", "QUEUE", "ORDERED"}, "elementwise": {"loop_of"}}
 """What a candidate may import of them that is neither a compiled function nor a number."""

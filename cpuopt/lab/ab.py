@@ -38,6 +38,7 @@ from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, Trial, com
 from ..measure.quartile import lower_quartile
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
+from ..ops.storage import WIDE
 from ..profiler import Profiler, Trainable
 from ..program.program import Call
 from ..train.first import judged as on_step
@@ -291,7 +292,7 @@ def _flusher() -> Callable[[], object]:
     largest = max(v.nbytes or 0 for v in machine.levels())
     n = numba_threads.get_threads()
     floats = int(2 * largest // 4 // n // roofs.UNIT + 1) * roofs.UNIT
-    x, sums = np.zeros(floats * n, np.float32), np.zeros(n, np.float32)
+    x, sums = np.zeros(floats * n, WIDE), np.zeros(n, WIDE)
     return lambda: roofs.update(x, sums, n, floats, 1)
 
 
@@ -376,7 +377,7 @@ def cost(op: Op, shape: Case) -> dict[str, Any]:
 
 def bound(roofs: Roofs, timed: Mapping[str, Any]) -> tuple[float, str]:
     """Return the least ns of a call by the figures of `cost`, and the roof that sets them."""
-    return roofs.bound(timed["flops"], timed["bytes"], timed.get("operands", "float32"))
+    return roofs.bound(timed["flops"], timed["bytes"], timed.get("operands", WIDE))
 
 
 def entry(found: Comparison, which: int = 0) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ..files.reading import from_json, to_json
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import LITTLE, OTHERS, Others, caches, describe, listed, quota, running, throttled
+from ..ops.storage import WIDE
 from ..wording import four
 from .roofline import BF16, FMA, INT8, PEAKS, Level, Roofs, TimedCall
 
@@ -80,15 +81,15 @@ class Measurement:
     ) -> None:
         self.clock, self.samples_s, self.say = clock, samples_s, say
         self.levels = levels()
-        self.x = np.full(kernels.UNIT, 0.5, np.float32)
-        self.words = np.full(kernels.UNIT, 0x3F003F00, np.uint32).view(np.float32)  # 0.5 in both halves
-        self.sums = np.zeros(256, np.float32)
+        self.x = np.full(kernels.UNIT, 0.5, WIDE)
+        self.words = np.full(kernels.UNIT, 0x3F003F00, np.uint32).view(WIDE)  # 0.5 in both halves
+        self.sums = np.zeros(256, WIDE)
 
     def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
         """Measure and return the roofs by number of threads."""
         before = numba_threads.get_threads()
         counts = list(counts)
-        self.x, most = np.empty(self.floats("memory", 1), np.float32), numba_threads.set_threads(max(counts))
+        self.x, most = np.empty(self.floats("memory", 1), WIDE), numba_threads.set_threads(max(counts))
         kernels.update(self.x, self.sums, most, self.floats("memory", most), 1)  # first touch: in each thread's node
         self.x.fill(0.5)
         others = Others()

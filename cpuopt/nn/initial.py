@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ops.storage import WIDE
 from .modules import Module, Parameter
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +35,7 @@ def initialize(
         if ended and ended.is_set():
             return
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
-        drawn = parameters[name] if parameters[name].dtype == np.float32 else np.empty(p.shape, np.float32)
+        drawn = parameters[name] if parameters[name].dtype == WIDE else np.empty(p.shape, WIDE)
         p.init(rng, drawn)
         if drawn is not parameters[name]:
             parameters[name][...] = drawn

@@ -107,6 +107,7 @@ CAP = scalar("cap", low=0, high=60, usual=0, shown=False)
 LIMITS = STARTS, WINDOW, CAP
 """What limits attention; each may be absent, and then a program's text does not name it."""
 (W,) = symbols(WINDOW.name)
+UNFIT = {"thousands": "lse is saved in float32, and of scores near 1e8 that leaves exp(score - lse) no digit"}
 
 
 def pairs(twice: Dim) -> dict[str, Any]:
@@ -151,5 +152,5 @@ attention_backward = Op(
     reference=reference_backward,
     source=SOURCE,
     inverts=attention_forward,
-    unfit={"thousands": "lse is saved in float32, and of scores near 1e8 that leaves exp(score - lse) no digit"},
+    unfit=UNFIT,
 )

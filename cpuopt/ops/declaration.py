@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import UserError
-from .storage import TYPES
+from .storage import TYPES, WIDE
 
 Kind = Literal["out", "acc", "state", "in", "index", "scalar"]
 Role = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
@@ -29,8 +29,8 @@ Shape = tuple[int, ...]
 Spec = tuple[Shape, str]
 """Shape and dtype of an array."""
 Types = tuple[str, ...]
-FLOAT32: Types = ("float32",)
-HALF: Types = ("float32", "bfloat16")
+FLOAT32: Types = (WIDE,)
+HALF: Types = (WIDE, "bfloat16")
 """The types of what products, attention and activations read, and of what is stored for them."""
 
 
@@ -272,7 +272,7 @@ _moved: ContextVar[Callable[[Any], Any]] = ContextVar("moved", default=lambda x:
 
 
 def rounded(x: Any) -> Any:
-    """Mark a number inside a reference that kernels store in float32 before a difference cancels its leading digits.
+    """Mark a number inside a reference that kernels store before a difference cancels its leading digits.
 
     As 1 - p of a probability close to 1. The judge moves it as it moves the inputs, so that the scale of the result
     contains its rounding.
@@ -519,7 +519,7 @@ class Op:
         types : the types of the arguments that do not have their usual one.
         """
         read = {types.get(a.name, a.dtype) for a in self.arrays if a.kind == "in" and a.operand}
-        return next((t for t in ("int8", "bfloat16") if t in read), "float32")
+        return next((t for t in ("int8", "bfloat16") if t in read), WIDE)
 
     def bytes(
         self,

@@ -32,7 +32,7 @@ from math import sqrt
 
 import numpy as np
 
-from .attention import CAP, LIMITS, WINDOW, heads, pairs, rows, scored
+from .attention import CAP, LIMITS, UNFIT, WINDOW, heads, pairs, rows, scored
 from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, operand, out, rounded, scalar, spared, state
 from .decode import cached
 
@@ -125,7 +125,7 @@ gqa_backward = Op(
     reference=reference_backward,
     source=SOURCE,
     inverts=gqa_forward,
-    unfit={"thousands": "lse is saved in float32, and of scores near 1e8 that leaves exp(score - lse) no digit"},
+    unfit=UNFIT,
 )
 
 gqa_decode = Op(

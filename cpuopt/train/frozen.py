@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import UserError
 from ..models import Config
 from ..ops.dequantize import BLOCKS, Quantized, width_of
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 from ..program.precision import NARROW
 from ..weights.tensors import Array, to_bf16
 
@@ -36,11 +36,11 @@ def digest(x: Array) -> str:
         return f"{x.kind}:" + sha256(x.tobytes() + x.scales.tobytes()).hexdigest()
     if x.dtype.name == NARROW:
         return ROUNDED + sha256(np.ascontiguousarray(x).view(np.uint16).data).hexdigest()
-    return sha256(np.ascontiguousarray(x, np.float32).data).hexdigest()
+    return sha256(np.ascontiguousarray(x, WIDE).data).hexdigest()
 
 
 def is_that(x: Array, known: str) -> bool:
-    """Return whether float32 numbers have a hash, rounded or quantized first if the run had them so."""
+    """Return whether numbers have a hash, rounded or quantized first if the run had them so."""
     base = known.partition(":")[0]
     if base in BLOCKS and x.size % width_of(x.shape, base) == 0:
         return digest(Quantized.made(x, base)) == known
@@ -61,7 +61,7 @@ def drawn(config: Config, seed: int) -> Read:
         from ..nn.initial import initialize  # late: numba comes with it
 
         module = config.module()
-        found = {n: np.empty(p.shape, np.float32) for n, p in module.named_parameters() if n == name}
+        found = {n: np.empty(p.shape, WIDE) for n, p in module.named_parameters() if n == name}
         initialize(module, found, seed)
         return found[name]
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from numba import prange
 
 from ..compile.jit import helper
+from ..toolkit.constants import ZERO
 from ..toolkit.elementwise import bounds, chunks
 from ..toolkit.lanes import load, load_some, spread, store, transpose
 from ..toolkit.micro import MicroKernel
@@ -28,7 +29,7 @@ from ..toolkit.pairs import (
     store_second,
 )
 from ..toolkit.simd import LANES, PER_WORD, at, transpose_words
-from ..toolkit.tiles import BLOCK, ZERO, flat, product_by, up
+from ..toolkit.tiles import BLOCK, flat, product_by, up
 
 
 class RowView(NamedTuple):

@@ -1,6 +1,5 @@
 """The gradient of a linear layer's input, as ``matmul`` describes it."""
 
-import numpy as np
 from numba import prange
 
 from ..compile.jit import helper
@@ -16,6 +15,7 @@ from ..toolkit.blocks import (
     place,
     token_pieces,
 )
+from ..toolkit.constants import ZERO
 from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import load_some, spread, store_some
 from ..toolkit.micro.blocking import ALIASED, COLUMNS, INPUT_DEPTH, INPUT_ROWS, LINE, SHARE_ROWS, SHARED, SHARES, SHORT
@@ -23,7 +23,6 @@ from ..toolkit.pairs import floats, is_half, narrow
 from ..toolkit.queue import deal, take
 from ..toolkit.simd import LANES, NR, at
 
-ZERO = np.float32(0)
 INPUT_SPARE = INPUT_ROWS * NR
 CHUNK_SUMS = INPUT_ROWS * -(-COLUMNS // NR) * NR  # of a chunk of dinp that is rounded when it is done
 

@@ -2,7 +2,6 @@
 
 from math import lcm
 
-import numpy as np
 from numba import prange
 
 from ..compile.jit import helper
@@ -17,13 +16,13 @@ from ..toolkit.blocks import (
     place,
     token_pieces,
 )
+from ..toolkit.constants import ZERO
 from ..toolkit.lanes import add_transposed, load, load_some, store, store_some
 from ..toolkit.micro.blocking import ALIASED, COLUMNS, DEPTH, INPUT_ROWS, LEAST, LINE, SLICE, WIDE
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import deal, take
 from ..toolkit.simd import LANES, MR, NR, at
 
-ZERO = np.float32(0)
 TALL = -(-LEAST // lcm(MR, LANES)) * lcm(MR, LANES)
 FORWARD_SCRATCH = WIDE * TALL + TALL
 

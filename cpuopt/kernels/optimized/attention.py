@@ -16,14 +16,14 @@ from numba import config, prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import LOWEST, NAN, ONE, ZERO
 from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes, tanh
 from ..toolkit.queue import ORDERED, deal, for_each_thread, take
 from ..toolkit.simd import LANES, at
-from ..toolkit.tiles import BLOCK, COLUMNS, DEPTH, PART, WHOLE, ZERO, flat, tell, unpack, up, wait_for
+from ..toolkit.tiles import BLOCK, COLUMNS, DEPTH, PART, WHOLE, flat, tell, unpack, up, wait_for
 from ._attention_operands import BFLOAT16, FLOAT32, Operands, RowView, rows_from, thirds
 
 RANGES = 4 * BLOCK  # the two ends of each query's and of each key's range in a tile
-ONE, LOWEST, NAN = np.float32(1), np.float32(-np.inf), np.float32(np.nan)
 NOTHING = np.finfo(np.float32).min  # the maximum of a query that has read no key; less it, a hidden score is still -inf
 LOG2E, LN2 = np.float32(1 / np.log(2)), np.float32(np.log(2))
 

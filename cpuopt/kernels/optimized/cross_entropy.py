@@ -5,11 +5,10 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ZERO
 from ..toolkit.lanes import exp, load, load_some, select_some, spread, store, store_some, sum_lanes
 from ..toolkit.simd import LANES
 from .softmax import HUGE, SAMPLE, row_max
-
-ZERO = np.float32(0)
 
 
 @helper()
@@ -59,6 +58,12 @@ def count(targets, ignore_index):
 
 
 @helper()
+def share_of(dloss, counts):
+    """Return a token's share of the mean's gradient, of as many tokens."""
+    return dloss[0] / np.float32(max(counts, 1))
+
+
+@helper()
 def sum_in_order(losses):
     """Sum the losses of the tokens, in float64."""
     total = 0.0
@@ -90,7 +95,7 @@ def cross_entropy_backward(dlogits, dlogits_add, dloss, logits, lse, targets, ig
     Bound: memory and the exp, about even.
     """
     BT, V = logits.shape
-    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
+    share = share_of(dloss, count(targets, ignore_index))
     for bt in prange(BT):
         if targets[bt] != ignore_index:
             backward_row(dlogits, dlogits_add, logits, lse[bt], share, np.int64(bt) * V, np.int64(bt) * V + V)

@@ -11,6 +11,7 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import NH, B, S
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import LOWEST, ONE, ZERO
 from ..toolkit.lanes import (
     exp,
     larger,
@@ -33,7 +34,6 @@ from .attention import ATTENTION, BLOCK, Attention, attend_floats
 
 TILED = 16  # queries from which on packing them into tiles pays
 CHUNK = 32  # keys or values: 8 KB of the usual heads
-ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 NO_STARTS = np.empty(0, np.int32)
 
 

@@ -6,11 +6,11 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import B, C, T
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ZERO
 from ..toolkit.rules import by_epilogue
 
 OWNERS = 32  # token id and position modulo this: more than threads, few enough that all may read through the tokens
 ROWS = 64  # of a gradient to zero at a time: 196 KB at 768 channels
-ZERO = np.float32(0)
 
 
 @helper(forceinline=True)

@@ -9,6 +9,7 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ONE, ZERO
 from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 from ..toolkit.lanes import exp2, select_positive, smaller, spread
 
@@ -16,7 +17,6 @@ CUBIC = 0.044715  # Hendrycks and Gimpel 2016
 TWO_S = 2 * np.sqrt(2 / np.pi)
 U1, U3 = np.float32(TWO_S / np.log(2)), np.float32(TWO_S * CUBIC / np.log(2))  # 2u / ln 2 = U1 x + U3 x^3
 D0, D2 = np.float32(TWO_S), np.float32(3 * TWO_S * CUBIC)  # 2u' = D0 + D2 x^2
-ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @helper(forceinline=True)

@@ -38,8 +38,8 @@ def register(x: Attention) -> None:
         Parallel: rows of all query heads, handed out by ticket. A row follows the one before it of the same head, and
         the last row of a head follows that of the head before it in the group; both have earlier tickets. So each
         gradient gathers its tiles in one order, whatever the threads.
-        Memory: two copies of C numbers a token, of all tokens if T > BLOCK; tiles for each thread; dk and dv in
-        float32, to which the heads of a group add, if they are rounded.
+        Memory: two copies of C numbers a token, of all tokens if T > BLOCK; tiles for each thread; the sums
+        of dk and dv, to which the heads of a group add, if these are rounded.
         Bound: compute.
         Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
         """
@@ -62,8 +62,8 @@ def register(x: Attention) -> None:
         Parallel: batch and key head, with all query heads of its group; batch and query head if there are many queries.
         Each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`. If there is little to
         read, one thread does them all.
-        Memory: one row of attention weights a query head, and out in float32; tiles for each of them if there are many
-        queries.
+        Memory: one row of attention weights a query head, and the sums of out; tiles for each of them if there are
+        many queries.
         Bound: memory for one query; compute for many.
         Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
         """

@@ -6,9 +6,9 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import C
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ONE, ZERO
 
 CHUNKS = 32  # of rows, each with its own partial dweight and dbias: enough for many threads, few enough to add up fast
-ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @helper(forceinline=True)

@@ -38,12 +38,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.blocks import PACKED, add_columns, ceil, even, largest, multiply_by, padded, piece, pieces, up
+from ..toolkit.constants import ZERO
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.micro import MicroKernel
 from ..toolkit.micro.blocking import COLUMNS, LINE, OUTPUTS, PACKED_ROWS, SHARED, STRIP, THIN, THIN_DEPTH, WEIGHT_DEPTH
@@ -54,7 +54,6 @@ from ..toolkit.simd import LANES, MR, NR, at, prefetch, put_place, transpose
 from ._backward_input import input_by, share_floats
 from ._forward import FORWARD_SCRATCH, forward_by, prefers_by
 
-ZERO = np.float32(0)
 # floats of scratch for a thread
 WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS + LANES * LANES  # a square too, in which tiles are transposed
 LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens

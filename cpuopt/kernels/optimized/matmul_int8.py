@@ -13,6 +13,7 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.blocks import ceil, piece
+from ..toolkit.constants import ONE, ZERO
 from ..toolkit.fastmath import as_float
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.micro.blocking import ALIASED, INPUT_ROWS, INT8_DEPTH, INT8_ROWS, QUANTIZED, READ_IN_PLACE
@@ -41,7 +42,6 @@ from ..vanilla.dequantize import LEAST, LIMIT, MOST
 from ..vanilla.dropout import GAMMA, mix
 from ..vanilla.matmul_int8 import NAN, U1, units
 
-ZERO, ONE = np.float32(0), np.float32(1)
 STREAMS, CHUNK, AHEAD = 4, 8, 1024
 """Rows of the weight that are read at a time, rows of each stream that a thread takes, bytes that are fetched ahead."""
 STEP = WORD * LANES

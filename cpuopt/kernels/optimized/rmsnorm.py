@@ -6,10 +6,9 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import C
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ONE, ZERO
 from ..toolkit.fastmath import EXACT
 from .layernorm import CHUNKS, combine
-
-ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @helper(fastmath=EXACT, forceinline=True)

@@ -1,14 +1,14 @@
 """Rotary position embedding on vectors: some pairs of a head at a time."""
 
-import numpy as np
 from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ONE
 from ..toolkit.elementwise import load_each, store_each
 from ..toolkit.simd import LANES
 
-FORTH, BACK = np.float32(1), np.float32(-1)
+FORTH, BACK = ONE, -ONE
 
 
 @helper(forceinline=True)

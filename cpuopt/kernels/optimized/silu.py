@@ -1,14 +1,12 @@
 """SiLU on vectors: by z = exp(-|x|) nothing overflows and nothing cancels."""
 
-import numpy as np
 from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ONE, ZERO
 from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 from ..toolkit.lanes import exp, select_positive, smaller, spread
-
-ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @helper(forceinline=True)

@@ -5,10 +5,10 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import LOWEST, ONE, ZERO
 from ..toolkit.lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
 from ..toolkit.simd import LANES
 
-ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 SAMPLE = 256  # elements whose maximum stands for the row's, unless exp of some other is huge
 HUGE = np.float32(1e30)  # the sum of exp that a row may reach: it and its inverse are far from overflow and underflow
 

@@ -6,7 +6,7 @@ from ... import ops
 from ..compile.jit import kernel
 from ..toolkit.epilogue import squares
 
-CHUNK = 16384  # elements: 64 KB, and few enough terms that float32 sums of one chunk stay accurate
+CHUNK = 16384  # elements: 64 KB, and few enough terms that sums of one chunk stay accurate
 
 
 @kernel(ops.sumsq, "optimized", scratch=[("partial", lambda sizes: sizes["N"] // CHUNK + 1)])

@@ -6,12 +6,12 @@ sooner than one, and the processor does not see by itself where a row goes on in
 Of bfloat16 a vector is one of words, each of two neighbours, and half as many bytes are read.
 """
 
-import numpy as np
 from numba import prange
 
 from ... import ops
 from ...ops.storage import WIDE
 from ..compile.jit import helper, kernel
+from ..toolkit.constants import ZERO
 from ..toolkit.lanes import load, load_some, spread, sum_lanes
 from ..toolkit.pairs import add_pairs, load_some_words, load_words
 from ..toolkit.simd import LANES, LINE, at, prefetch
@@ -19,7 +19,6 @@ from ..toolkit.threads import SMALL
 
 CHUNK = 8  # rows of each stream that a thread takes in one go
 AHEAD = 256  # floats from what is multiplied to what is fetched; 64 to 2,048 were as fast
-ZERO = np.float32(0)
 
 
 @helper(forceinline=True)

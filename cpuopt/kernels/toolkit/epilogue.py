@@ -1,10 +1,10 @@
 """Epilogues of weight gradients: store, accumulate, or apply the optimizer to each finished row.
 
 The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
-float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
-parameter, of each state and of the gradient, the gradient's scale, and a tuple of the numbers. It does not read an
-element that it has stored, because one in bfloat16 then has the rounded number. A package of variants without such a
-file takes that of vanilla.
+numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the parameter, of
+each state and of the gradient, the gradient's scale, and a tuple of the numbers. It does not read an element that it
+has stored, because one in bfloat16 then has the rounded number. A package of variants without such a file takes that of
+vanilla.
 """
 
 import inspect
@@ -16,19 +16,17 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from ...ops.declaration import Op
 from ...ops.optimizer import Optimizer
 from ..compile.jit import helper
 from ..registry import BASE
+from .constants import ONE, ZERO
 from .lanes import load
 from .pairs import begins_line, is_half, stream
 from .rounding import rounded_of
 from .simd import LANES, LINE
 from .tuples import joined, rows_of, taken
 
-ONE = np.float32(1)
 HELD = 2**16  # elements; copies of smaller weights are of a model whose weights and moments stay in the cache
 by_row = partial(helper, _nrt=False)  # else numba counts references to every array of `to` at each row
 
@@ -98,7 +96,7 @@ def bias_at(i: int) -> Any:
 @helper()
 def squares(x):
     """Sum the squares of a row."""
-    total = np.float32(0)
+    total = ZERO
     for i in range(x.shape[0]):
         total += x[i] * x[i]
     return total
@@ -292,7 +290,7 @@ class Step:
 
         @helper()
         def end(to, rows):
-            total = np.float32(0)
+            total = ZERO
             for n in range(rows):
                 total += to[partial][n]
             to[sumsq][0] = total
@@ -334,7 +332,7 @@ class Step:
                 if (to[slot][n] >= 0) != aside:
                     step_row(to, n, grad[i], n)
                 else:
-                    to[partial][n] = np.float32(0)
+                    to[partial][n] = ZERO
                     if aside:
                         copy_row(to[held][to[slot][n]], grad[i])
 

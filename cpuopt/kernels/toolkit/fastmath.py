@@ -24,6 +24,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..compile.jit import helper
+from .constants import ONE
 
 F32, I32 = ir.FloatType(), ir.IntType(32)
 
@@ -74,7 +75,6 @@ EXP_MIN = np.float32(-105)  # below ln(half the smallest subnormal) = -103.97
 BIAS, MANTISSA, ONE_BIT = np.int32(127), np.int32(23), np.int32(1)
 E0, E1, E2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 E3, E4, E5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-ONE = np.float32(1)
 
 
 @helper(fastmath=EXACT, forceinline=True)

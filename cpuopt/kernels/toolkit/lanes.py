@@ -18,6 +18,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 from ..compile.jit import helper
+from .constants import HALF, ONE
 from .fastmath import (
     A1,
     A3,
@@ -318,7 +319,6 @@ def scale_by_power(typingctx, x, y):
 
 
 EXP_MIN, EXP_MAX = np.float32(-88), np.float32(88.5)  # n of scale_by_power reaches -127 and 128, and no further
-ONE = np.float32(1)
 
 
 @helper(forceinline=True)
@@ -357,7 +357,6 @@ HALF_ROOT = 0x3F3504F3  # the bits of the root of 1/2
 L0, L1, L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
 L3, L4, L5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
 L6, L7, L8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
-HALF = np.float32(0.5)
 
 
 @helper(forceinline=True)

@@ -5,7 +5,6 @@ row of words as it lies. If the summed axis runs down the columns, two rows are 
 nearest even. A panel has `PER_WORD` lines for each line of words, which `put` writes.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -17,8 +16,6 @@ from ..compile.numba_internals import populate_array
 from ..compile.storage import bfloat16, full
 from .lanes import INT, SIZE, Lanes, load, load_some, store, store_some, vector
 from .simd import F32, HOST, I16, I32, I64, LANES, LINE, Emit, unit_of
-
-ZERO = np.float32(0)
 
 
 def view_of(dtype, shift):

@@ -7,19 +7,19 @@ unsigned ones, each 128 more than the int8 that it stands for: so the instructio
 Vectors and panels are typed as float32, and their bits are those of words or of int32.
 """
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from ..compile.jit import helper
 from ..compile.storage import full, like
+from .constants import ZERO
 from .lanes import FLOATS, INT, INTS, Lanes, spread, vector
 from .rounding import Rounded
 from .simd import BYTE, F32, HOST, I16, I32, I64, LANES, Emit, product_of
 from .simd import FLOATS as POINTER
 
-WORD, ZERO = 4, np.float32(0)
+WORD = 4
 FLIP = 0x80808080
 """What turns signed bytes into unsigned ones that are 128 larger, by an exclusive or."""
 BYTES, WIDE = ir.VectorType(BYTE, LANES), ir.VectorType(I16, 2 * LANES)

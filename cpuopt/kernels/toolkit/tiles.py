@@ -11,11 +11,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compile.jit import helper
+from .constants import ZERO  # noqa: F401  (which kernels import from here)
 from .lanes import INT, Lanes, load, load_some, store, store_some
 from .micro.blocking import BLOCK, LOOKS
 from .simd import I32, LANES, MR, NR, at
 
-COLS, ZERO = NR, np.float32(0)
+COLS = NR
 PART = min(LANES, 2 ** (MR.bit_length() - 1))  # most rows of a micro-tile that share a range; a vector has whole groups
 WHOLE, COLUMNS, DEPTH = range(3)
 """What the range of a row limits in a product c = a @ b: nothing; the columns of c; or what is summed over, since a is

@@ -9,7 +9,7 @@ DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB
 # vector: 448 and 128 KB of the 1 MB or more that such machines have
 INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which a block of dinp has a depth of its own
-FLOATS_DEPTH = 192  # that depth of float32: dout and dinp of few tokens are small, and a panel of 12 KB stays in L1
+FLOATS_DEPTH = 192  # that depth of floats: dout and dinp of few tokens are small, and a panel of 12 KB stays in L1
 WORDS_DEPTH = INPUT_DEPTH  # of bfloat16: as for many tokens, since no other has been measured; another gives other bits
 SHARED = 256  # tokens up to which dinp is summed by shares of weight's rows
 SHARES = 16  # most of them: each needs the memory of a dinp
@@ -25,7 +25,7 @@ LEAST = 48  # rows of weight in a forward chunk, rounded up to whole tiles and v
 WIDE = 256  # tokens of a forward chunk: with 48 rows, a strip of sums of 48 KB; with 112, of 112 KB
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
 COLUMNS = 384  # most columns of a dinp chunk
-FEW = 5  # most products' rows of tokens for which dinp of float32 reads weight in place: a copy would not pay
+FEW = 5  # most products' rows of tokens for which dinp of floats reads weight in place: a copy would not pay
 PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
 OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
 STRIP = 65536  # floats of gradient in a strip: half of L2

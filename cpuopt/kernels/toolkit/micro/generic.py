@@ -1,4 +1,4 @@
-"""The records on vectors, by the code of ``simd``: float32, and words of two bfloat16."""
+"""The records on vectors, by the code of ``simd``: floats, and words of two bfloat16."""
 
 from dataclasses import replace
 
@@ -7,13 +7,14 @@ from numba import prange
 from ....ops.storage import WIDE
 from ...compile.jit import helper
 from .. import simd
+from ..constants import ZERO
 from ..lanes import load, store
-from ..pairs import ZERO, halves, load_pair, pack_rows, pair, put, read_of, words
+from ..pairs import halves, load_pair, pack_rows, pair, put, read_of, words
 from ..simd import HOST, LANES, MR, NR, PER_WORD, at, copy
 from . import MicroKernel
 from .blocking import FEW, FLOATS_DEPTH, WORDS_DEPTH
 
-# float32 --------------------------------------------------------------------------------------------------------------
+# floats ---------------------------------------------------------------------------------------------------------------
 
 
 @helper()
