@@ -72,33 +72,39 @@ def scored(score, starts=None, window=0, cap=0):
     return np.where(hidden, -np.inf, score), np.where(hidden, 0, slope), hidden
 
 
-def scores(qkv, NH, *limits):
-    q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
-    scale = 1 / sqrt(q.shape[-1])
-    return q, k, v, scale, *scored(scale * q @ k.transpose(0, 1, 3, 2), *limits)
+def attended(q, k, v, *limits):
+    """Attend with as many heads (B, NH, T, HS) of queries as of keys; return the output and lse."""
+    score, *_ = scored(q @ k.transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), *limits)
+    top = score.max(axis=-1, keepdims=True)
+    lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
+    return operand(np.exp(score - lse[..., None])) @ v, lse
+
+
+def adjoints(do, q, k, v, lse, limits, o=None):
+    """Return the gradients of heads of queries, keys and values.
+
+    `o` is the output as it is stored. If it is given, half of delta comes by way of it, so that the check's scale knows
+    both ways.
+    """
+    root = sqrt(q.shape[-1])
+    score, slope, hidden = scored(q @ k.transpose(0, 1, 3, 2) / root, *limits)
+    att = rounded(spared(np.exp(score - lse[..., None]), hidden))
+    datt, made = spared(do @ v.transpose(0, 1, 3, 2), hidden), att @ v
+    apart = (do * (operand(made if o is None else o) - made)).sum(axis=-1, keepdims=True)
+    delta = (att * datt).sum(axis=-1, keepdims=True)
+    delta = delta + np.where(np.isfinite(apart), apart if o is None else apart / 2, 0)
+    dscore = operand(spared(att * (datt - delta) * slope / root, hidden))
+    return dscore @ k, dscore.transpose(0, 1, 3, 2) @ q, operand(att).transpose(0, 1, 3, 2) @ do
 
 
 def reference_forward(qkv, lse, starts=None, window=0, cap=0):
-    _, _, v, _, score, *_ = scores(qkv, lse.shape[1], starts, window, cap)
-    top = score.max(axis=-1, keepdims=True)
-    lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
-    att = operand(np.exp(score - lse[..., None]))
-    return {"out": rows(att @ v), "lse": lse}
+    out, lse = attended(*(heads(x, lse.shape[1]) for x in np.split(qkv, 3, axis=-1)), starts, window, cap)
+    return {"out": rows(out), "lse": lse}
 
 
 def reference_backward(dout, qkv, lse, starts=None, window=0, cap=0):
-    NH = lse.shape[1]
-    q, k, v, scale, score, slope, hidden = scores(qkv, NH, starts, window, cap)
-    att = rounded(spared(np.exp(score - lse[..., None]), hidden))
-    do = heads(dout, NH)
-    datt = spared(do @ v.transpose(0, 1, 3, 2), hidden)
-    o = att @ v
-    apart = (do * (operand(o) - o)).sum(axis=-1, keepdims=True)  # of the output as it is stored
-    delta = (att * datt).sum(axis=-1, keepdims=True) + np.where(np.isfinite(apart), apart, 0)
-    dscore = operand(spared(att * (datt - delta) * slope, hidden))
-    dq, dk = scale * dscore @ k, scale * dscore.transpose(0, 1, 3, 2) @ q
-    dv = operand(att).transpose(0, 1, 3, 2) @ do
-    return {"dqkv": np.concatenate([rows(dq), rows(dk), rows(dv)], axis=-1)}
+    do, q, k, v = (heads(x, lse.shape[1]) for x in (dout, *np.split(qkv, 3, axis=-1)))
+    return {"dqkv": np.concatenate([rows(x) for x in adjoints(do, q, k, v, lse, (starts, window, cap))], axis=-1)}
 
 
 STARTS = index("starts", B, T, below=T, optional=True, rising=True, shown=False)

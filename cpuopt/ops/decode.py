@@ -34,16 +34,21 @@ def reference_embedding(tokens, wte, wpe, position):
     return {"out": wte[tokens] + wpe[places]}
 
 
-def reference_attention(keys, values, qkv, position, window=0, cap=0):
-    NH, new = keys.shape[1], qkv.shape[1]
-    known = position + new
-    q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
+def behind(keys, values, q, k, v, position, window, cap):
+    """Put heads of new keys and values behind those of a cache, and attend to them from heads of new queries."""
+    known, group = position + q.shape[2], q.shape[1] // k.shape[1]
     keys, values = keys.copy(), values.copy()
     keys[:, :, position:known], values[:, :, position:known] = k, v
-    score, *_ = scored(q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), None, window, cap)
+    k, v = (np.repeat(x[:, :, :known], group, axis=1) for x in (keys, values))
+    score, *_ = scored(q @ k.transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), None, window, cap)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
     att = operand(att / att.sum(axis=-1, keepdims=True))
-    return {"out": rows(att @ values[:, :, :known]), "keys": keys, "values": values}
+    return {"out": rows(att @ v), "keys": keys, "values": values}
+
+
+def reference_attention(keys, values, qkv, position, window=0, cap=0):
+    q, k, v = (heads(x, keys.shape[1]) for x in np.split(qkv, 3, axis=-1))
+    return behind(keys, values, q, k, v, position, window, cap)
 
 
 def cached(NKV: Dim) -> dict[str, Any]:

@@ -28,13 +28,12 @@ Source: Ainslie et al. 2023 (arXiv 2305.13245); the saved lse follows Dao 2023 (
 """
 
 from dataclasses import replace
-from math import sqrt
 
 import numpy as np
 
-from .attention import CAP, LIMITS, UNFIT, WINDOW, heads, pairs, rows, scored
-from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, operand, out, rounded, scalar, spared, state
-from .decode import cached
+from .attention import CAP, LIMITS, UNFIT, WINDOW, adjoints, attended, heads, pairs, rows
+from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, out, scalar, state
+from .decode import behind, cached
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
 
@@ -50,46 +49,25 @@ def gathered(x, NKV):
     return x.reshape(B, NKV, NH // NKV, T, HS).sum(axis=2)
 
 
-def scores(q, k, *limits):
-    return scored(q @ k.transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), *limits)
-
-
 def reference_forward(q, k, v, lse, starts=None, window=0, cap=0):
     NH = lse.shape[1]
     HS = q.shape[-1] // NH
     q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
-    score, *_ = scores(q, spread(k, NH), starts, window, cap)
-    top = score.max(axis=-1, keepdims=True)
-    lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
-    return {"out": rows(operand(np.exp(score - lse[..., None])) @ spread(v, NH)), "lse": lse}
+    out, lse = attended(q, spread(k, NH), spread(v, NH), starts, window, cap)
+    return {"out": rows(out), "lse": lse}
 
 
 def reference_backward(dout, q, k, v, out, lse, starts=None, window=0, cap=0):
     NH = lse.shape[1]
     HS = q.shape[-1] // NH
-    NKV, scale = k.shape[-1] // HS, 1 / sqrt(HS)
-    q, k, v, o, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, out, dout))
-    score, slope, hidden = scores(q, spread(k, NH), starts, window, cap)
-    att = rounded(spared(np.exp(score - lse[..., None]), hidden))
-    datt = spared(do @ spread(v, NH).transpose(0, 1, 3, 2), hidden)
-    apart = (do * (operand(o) - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
-    delta = (att * datt).sum(axis=-1, keepdims=True)  # half of it by way of out, so that the check's scale knows both:
-    delta = delta + np.where(np.isfinite(apart), apart / 2, 0)
-    dscore = operand(spared(scale * att * (datt - delta) * slope, hidden))
-    dk, dv = dscore.transpose(0, 1, 3, 2) @ q, operand(att).transpose(0, 1, 3, 2) @ do
-    return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
+    do, q, k, v, o = (heads(x, x.shape[-1] // HS) for x in (dout, q, k, v, out))
+    dq, dk, dv = adjoints(do, q, spread(k, NH), spread(v, NH), lse, (starts, window, cap), o)
+    return {"dq": rows(dq), "dk": rows(gathered(dk, k.shape[1])), "dv": rows(gathered(dv, k.shape[1]))}
 
 
 def reference_decode(keys, values, q, k, v, position, window=0, cap=0):
-    HS, new = keys.shape[-1], q.shape[1]
-    known = position + new
-    q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
-    keys, values = keys.copy(), values.copy()
-    keys[:, :, position:known], values[:, :, position:known] = k, v
-    score, *_ = scores(q, spread(keys[:, :, :known], q.shape[1]), None, window, cap)
-    att = np.exp(score - score.max(axis=-1, keepdims=True))
-    att = operand(att / att.sum(axis=-1, keepdims=True))
-    return {"out": rows(att @ spread(values[:, :, :known], q.shape[1])), "keys": keys, "values": values}
+    q, k, v = (heads(x, x.shape[-1] // keys.shape[-1]) for x in (q, k, v))
+    return behind(keys, values, q, k, v, position, window, cap)
 
 
 QUERIES, KEYS = (B, T, NH * HS), (B, T, NKV * HS)
