@@ -23,7 +23,7 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.models import parse
-from cpuopt.train.job import Model, Settings, open_data, prepare
+from cpuopt.train.job import NamedModel, Settings, open_data, prepare
 from cpuopt.train.settings import DATA, EXAMPLES
 
 TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "No")]
@@ -229,9 +229,9 @@ def test_parquet_is_read_as_the_lines_that_it_is_converted_to(monkeypatch):
 def test_a_file_whose_rows_cannot_be_told_apart_is_named(files, words):
     for name, content in files.items():
         Path(name).write_text(content)
-    assert error_of(open_data, Model("", parse("gpt2-tiny")), **Settings(data="c.*").some(*DATA, *EXAMPLES)).startswith(
-        words
-    )
+    assert error_of(
+        open_data, NamedModel("", parse("gpt2-tiny")), **Settings(data="c.*").some(*DATA, *EXAMPLES)
+    ).startswith(words)
 
 
 def test_json_of_another_kind_is_text_beside_texts():
@@ -523,7 +523,7 @@ def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
 
 def test_inputs_that_a_model_brings_have_no_epochs():
     with pytest.raises(UserError, match=r"^--epochs 1: the model brings its inputs, which have no end; take --steps"):
-        open_data(Model("", SimpleNamespace(inputs=lambda B, T: "given")), **Settings(epochs=1).some(*DATA))
+        open_data(NamedModel("", SimpleNamespace(inputs=lambda B, T: "given")), **Settings(epochs=1).some(*DATA))
 
 
 def test_a_run_of_epochs_goes_on_to_more(capsys):

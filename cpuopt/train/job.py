@@ -60,7 +60,7 @@ Data = Corpus | Given | Chats
 
 
 @dataclass(frozen=True)
-class Model:
+class NamedModel:
     """A model by its name, and what it starts from."""
 
     name: str
@@ -217,7 +217,7 @@ def build_only(settings: Settings, comm: Comm = SERIAL) -> Built:
 # Model ----------------------------------------------------------------------------------------------------------------
 
 
-def model_of(settings: Settings, resume: Checkpoint | None = None, comm: Comm = SERIAL) -> tuple[Settings, Model]:
+def model_of(settings: Settings, resume: Checkpoint | None = None, comm: Comm = SERIAL) -> tuple[Settings, NamedModel]:
     """Check settings and open their model; return them with the B and T of a model that has its own.
 
     Raises
@@ -257,7 +257,7 @@ def require_shares(n: int, B: int, T: int, ranks: int) -> None:
     )
 
 
-def open_model(name: str | None, init: str | None, resume: Checkpoint | None = None) -> Model:
+def open_model(name: str | None, init: str | None, resume: Checkpoint | None = None) -> NamedModel:
     """Open a model by its name, and what it starts from: the seed, weights in files, or a checkpoint.
 
     Raises
@@ -270,7 +270,7 @@ def open_model(name: str | None, init: str | None, resume: Checkpoint | None = N
         config = start.config if start else models.parse(models.DEFAULT if name is None else name)
     else:
         config = same_model(name, init, start)
-    return Model(resume.state["model"] if resume else models.name_of(config), config, start)
+    return NamedModel(resume.state["model"] if resume else models.name_of(config), config, start)
 
 
 def same_model(name: str, init: str | None, start: Weights | Checkpoint) -> Config:
@@ -299,7 +299,7 @@ def same_model(name: str, init: str | None, start: Weights | Checkpoint) -> Conf
 
 
 def open_data(
-    model: Model, data: str, tokenizer: str | None, B: int, T: int, epochs: int | None, **examples: Any
+    model: NamedModel, data: str, tokenizer: str | None, B: int, T: int, epochs: int | None, **examples: Any
 ) -> Data:
     """Open the inputs that a model brings, or else the examples or the text of a name.
 
@@ -467,7 +467,7 @@ def smaller(settings: Settings, config: Config, there: int) -> str:
 # Start ----------------------------------------------------------------------------------------------------------------
 
 
-def filled(engine: Engine, model: Model, init: str | None, seed: int) -> Read:
+def filled(engine: Engine, model: NamedModel, init: str | None, seed: int) -> Read:
     """Fill in the weights that no checkpoint has; return where those that steps leave alone come from."""
     config, start = model.config, model.start
     if isinstance(start, Weights):
