@@ -185,7 +185,7 @@ def finish(out, add, row, n, tile, rows, steps, offsets, scales, bias):
         more = load_some(bias, n + j, left) if bias.shape[0] > 0 else spread(ZERO)
         for i in range(rows):
             v, to = load(tile, i * NR + j), (row + i) * N + n + j
-            v = number(v, offsets[row + i], scale * steps[row + i]) + more
+            v = number(v, offsets[row + i], scale * steps[row + i], more)
             if left >= LANES:
                 store(out, to, load(out, to) + v if add else v)
             else:
@@ -245,7 +245,7 @@ multiply_outputs, multiply_inputs = multiply_by(pack_outputs), multiply_by(pack_
 @helper(fastmath=False, forceinline=True)
 def put(out, add, t, o, sums, offset, step, scale, more):
     """Write or add one sum, in all lanes of `sums`."""
-    v = number(total(sums), offset, step * scale) + more
+    v = number(total(sums), offset, step * scale, more)
     out[t, o] = out[t, o] + v if add else v
 
 

@@ -163,18 +163,21 @@ def total(typingctx, x):
 
 
 @intrinsic
-def number(typingctx, x, offset, scale):
-    """Convert int32 less `offset` to float32, and multiply by `scale`, one or a vector; each is rounded by itself."""
+def number(typingctx, x, offset, scale, more):
+    """Convert int32 less `offset` to float32, times `scale`, plus `more`, one or a vector; each is rounded by itself.
+
+    The sum must not be allowed to be contracted: on aarch64, LLVM asks only the sum, and not the product in it.
+    """
     kind = vector if x == vector else types.float32
 
     def codegen(context, builder, signature, args):
-        x, offset, scale = args
+        x, offset, scale, more = args
         if kind == vector:
             emit = Lanes(context, builder)
             x, offset = builder.bitcast(x, INTS), builder.bitcast(emit.spread(builder.bitcast(offset, F32)), INTS)
-        return builder.fmul(builder.sitofp(builder.sub(x, offset), like(x, F32)), scale)
+        return builder.fadd(builder.fmul(builder.sitofp(builder.sub(x, offset), like(x, F32)), scale), more)
 
-    return kind(x, types.int32, kind), codegen
+    return kind(x, types.int32, kind, kind), codegen
 
 
 # Rows to int8 ---------------------------------------------------------------------------------------------------------
