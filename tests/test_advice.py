@@ -361,6 +361,7 @@ def test_the_page_has_each_rule_with_what_to_try():
 
 EXPECTED = {
     ("attention_forward", "C01"): "one quotient for each row, beside the vectors of the row",
+    ("cross_entropy_forward", "N02"): "the losses of all tokens are summed in float64, one number for a row of logits",
     ("attention_decode", "C07"): "the largest score of one row is found while its keys come from memory",
 }
 """What kernels of the package show, by op and rule, and why that is right."""

@@ -220,10 +220,16 @@ def test_a_variant_from_here_is_compared_with_a_commit_in_steps(here, tmp_path, 
 
 
 def test_steps_of_commits_with_other_losses_are_not_compared(here, tmp_path, capsys):
-    """The op itself is right; another kernel of the commit is wrong, so that its steps are no measure."""
+    """The kernels are the same, and the commit starts from other weights."""
+    flags = [*STEP, "--runs", str(tmp_path)]
+    assert cli.main(["ab", "gelu_forward", "base:vanilla", "lossy:vanilla", *flags]) == 1
+    assert "no ratio, because the losses of step 1 differ: base:vanilla" in error(capsys)
+
+
+def test_a_commit_whose_other_kernels_are_wrong_trains_no_step(here, tmp_path, capsys):
     flags = [*STEP, "--runs", str(tmp_path), "--variant", "vanilla"]
     assert cli.main(["ab", "layernorm_forward", "base:vanilla", "wrong:vanilla", *flags]) == 1
-    assert "no ratio, because the losses of step 1 differ: base:vanilla" in error(capsys)
+    assert "wrong:vanilla: gelu_forward[vanilla] is wrong, so nothing is run with it: out[" in error(capsys)
 
 
 def test_a_folder_without_git_and_a_machine_without_git(tmp_path, monkeypatch):

@@ -352,7 +352,7 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     assert "7 samples of lines were lost" in " ".join(out.split())
     page = Path("page.html").read_text()
     assert violations(page) == []
-    rows = [row for row in read(page).one(id="lines").all(class_="row") if row.one(class_="heat").text]
+    rows = [row for row in read(page).one(id="lines").all("div", class_="row") if row.one(class_="heat").text]
     texts = [row.one(class_="text").text for row in rows]
     assert any("range(C)" in text or "weight[o, i]" in text for text in texts), texts
     assert len([*read(page).one(id="lines").all("svg")]) == lines.SLOWEST

@@ -163,11 +163,12 @@ class Doubles(ast.NodeVisitor):
             return found
         if name in CASTS:
             return CASTS[name]
-        if name in ("zeros", "ones", "empty", "full"):
+        ours = isinstance(e.func, ast.Name) and not isinstance(getattr(np, name, None), np.ufunc) and name not in ALIKE
+        if name in ("zeros", "ones", "empty", "full") and not ours:
             kinds = [last_name(x) for x in [*e.args[1:], *(k.value for k in e.keywords)]]
             return next((CASTS[k] for k in kinds if k in CASTS), DOUBLE)
-        if not hasattr(np, name) and name not in ("erf", "erfc", "acos", "asin", "atan", "atan2", "pow"):
-            return None  # a function of one's own
+        if (ours or not hasattr(np, name)) and name not in ("erf", "erfc", "acos", "asin", "atan", "atan2", "pow"):
+            return None  # a function of one's own, or of the toolkit, as `load` of vectors
         mixed = args[0] if args else None
         for other in args[1:]:
             mixed = self.mixed(e, mixed, other)

@@ -139,6 +139,7 @@ class ServedCommit(Served):
     """The kernel of a commit, as side ``""``."""
 
     steps: Any = None
+    files: tuple[str, ...] = ()
 
     def ready(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Answer that the package is loaded, and where it lies."""
@@ -148,7 +149,8 @@ class ServedCommit(Served):
         """Find a kernel, in a file if one is given, and describe it and its op's declaration."""
         op, variant, file = request["op"], request["variant"], request["file"]
         if file:
-            kernels.load_all([file])
+            self.files = (file,)
+            kernels.load_all(self.files)
             mine = [k.variant for k in KERNELS.values() if k.op.name == op and k.where.rpartition(":")[0] == file]
             if not variant and len(mine) != 1:
                 return {"variants": mine}
@@ -174,7 +176,8 @@ class ServedCommit(Served):
         if kernel := self.kernels.get(""):
             layer = request["layer"]
             swap = f"{kernel.op.name}{'' if layer == '*' else '@' + layer}={kernel.variant}"
-            settings, changes = replace(settings, swap=(*settings.swap, swap)), [Change((kernel, kernel), (layer,))]
+            settings = replace(settings, kernels=self.files, swap=(*settings.swap, swap))
+            changes = [Change((kernel, kernel), (layer,))]
         with planned_for(request["settings"]["threads"]):  # as a training run of its own is
             self.steps = InStep(settings, changes, say)
         return {"layers": self.steps.layers, "notes": self.steps.notes, "losses": self.steps.losses()["A"]}

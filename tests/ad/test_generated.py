@@ -172,6 +172,9 @@ LINES = {
     "e = np.empty(3)\n        e[0] = x[b]\n        y[b] = e[0]": True,
     "e = np.empty(3, np.float32)\n        e[0] = x[b]\n        y[b] = e[0]": False,
     "y[b] = np.float32(b * 0.5) * x[b]": False,
+    "y[b] = load(x, b) * x[b]": False,
+    "y[b] = full(x, b) * x[b]": False,
+    "y[b] = np.full(3, 0.5)[b] * x[b]": True,
     "v = x.reshape(1, x.shape[0])\n        y[b] = v[0, b] * v[0, b]": False,
 }
 
