@@ -16,7 +16,7 @@ from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import MR, NR
-from .cross_entropy import backward_row, count, share_of, shifted_sum, sum_in_order
+from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
 from .matmul import FORWARD_SCRATCH, PRODUCTS, WEIGHT_SCRATCH, share_floats, up, weight_floats
 
 
@@ -209,7 +209,7 @@ def register(products):
             if steps:
                 most, size = BT, WEIGHT_SCRATCH + max(STRIP, MR * C)
             threads = work.shape[0] // max(per_thread, size)
-            share = share_of(dloss, count(targets, ignore_index))
+            share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
             n = find_rows(counted, losses, targets, ignore_index)
             if n < BT and not dinp_add:
                 clear(dinp, targets, ignore_index)

@@ -3,6 +3,7 @@
 If a target is ignored, the rows of the tokens that count are gathered first: no others have logits.
 """
 
+import numpy as np
 from numba import prange
 
 from ... import ops
@@ -12,7 +13,7 @@ from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
 from .classifier import block, clear, find_rows, gather, gradient_row, loss_block
-from .cross_entropy import count, share_of, sum_in_order
+from .cross_entropy import count, sum_in_order
 from .matmul import PRODUCTS
 from .matmul_int8 import WORD, multiply_outputs, row_words, thread_words, to_nearest
 
@@ -88,7 +89,7 @@ def classifier_int8_backward(
     Bound: compute.
     """
     n, counts = find_rows(counted, losses, targets, ignore_index), count(targets, ignore_index)
-    share = share_of(dloss, counts)
+    share = dloss[0] / np.float32(max(counts, 1))
     if n < inp.shape[0]:
         clear(dlogits, targets, ignore_index)
     for lo in range(0, n, BLOCK):

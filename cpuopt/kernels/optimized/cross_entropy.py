@@ -58,12 +58,6 @@ def count(targets, ignore_index):
 
 
 @helper()
-def share_of(dloss, counts):
-    """Return a token's share of the mean's gradient, of as many tokens."""
-    return dloss[0] / np.float32(max(counts, 1))
-
-
-@helper()
 def sum_in_order(losses):
     """Sum the losses of the tokens, in float64."""
     total = 0.0
@@ -95,7 +89,7 @@ def cross_entropy_backward(dlogits, dlogits_add, dloss, logits, lse, targets, ig
     Bound: memory and the exp, about even.
     """
     BT, V = logits.shape
-    share = share_of(dloss, count(targets, ignore_index))
+    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
     for bt in prange(BT):
         if targets[bt] != ignore_index:
             backward_row(dlogits, dlogits_add, logits, lse[bt], share, np.int64(bt) * V, np.int64(bt) * V + V)
