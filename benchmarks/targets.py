@@ -32,7 +32,9 @@ def micro_kernel(shape: InstructionSet, rows: int, triple: str) -> ir.Module:
     kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), "product")
     builder = ir.IRBuilder(function.append_basic_block())
-    Emit(builder, shape).product(rows, shape.vectors, False, False, *function.args)
+    a, row, step, b, line, c, c_row, depth, add, *fetch = function.args
+    operands = (a, row, step), (b, line), (c, c_row)
+    Emit(builder, shape).product(rows, shape.vectors, False, False, *operands, depth, add, fetch)
     builder.ret_void()
     return module
 

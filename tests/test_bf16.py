@@ -108,7 +108,7 @@ def multiplied(tile, a, b, rows=MR):
     @jit.helper()
     def run(c, a, b, rows):
         K = a.shape[1]
-        micro(rows, at(a, 0), K, 1, at(b, 0), NR, at(c, 0), NR, K, False, at(b, 0), 0, 0)
+        micro(rows, at(a, 0), K, 1, at(b, 0), NR, at(c, 0), NR, K, False, (at(b, 0), 0, 0))
 
     c = np.zeros((rows, NR), F32)
     run(c, a, b, rows)

@@ -40,9 +40,9 @@ def sums_by(pack):
                 rows = min(MR, M - row)
                 x, b, c = at(q, row * words), at(panel, 0), at(tile, 0)
                 if N - n > LANES:
-                    product(rows, x, words, 1, b, NR, c, NR, depth, False, b, 0, 0)
+                    product(rows, x, words, 1, b, NR, c, NR, depth, False, (b, 0, 0))
                 else:
-                    narrow_product(rows, x, words, 1, b, NR, c, NR, depth, False, b, 0, 0)
+                    narrow_product(rows, x, words, 1, b, NR, c, NR, depth, False, (b, 0, 0))
                 for i in range(rows):
                     offset = row_offset(q, (row + i) * words * WORD, words * WORD)
                     for j in range(min(NR, N - n)):

@@ -35,7 +35,7 @@ F32 = np.float32
 
 @jit.helper()
 def multiply(a, row, step, b, line, c, start, c_row, rows, depth, add):
-    product(rows, at(a, 0), row, step, at(b, 0), line, at(c, start), c_row, depth, add, at(a, 0), 0, 0)
+    product(rows, at(a, 0), row, step, at(b, 0), line, at(c, start), c_row, depth, add, (at(a, 0), 0, 0))
 
 
 @pytest.mark.parametrize("rows", range(1, MR + 1))
@@ -62,9 +62,9 @@ list_places = matmul.places_of((0, 2))
 @jit.helper()
 def fetch_and_multiply(to, places, row, a, b, line, c, fetched, rows, depth):
     n = list_places(to, places, 1, row, 2, 3)
-    pair_product(rows, at(a, 0), depth, 1, at(b, 0), line, at(c, 0), NR, depth, False, at(a, 0), 0, 0)
+    pair_product(rows, at(a, 0), depth, 1, at(b, 0), line, at(c, 0), NR, depth, False, (at(a, 0), 0, 0))
     list_ = at(places, 2)
-    listed_pair_product(rows, at(a, 0), depth, 1, at(b, 0), line, at(fetched, 0), NR, depth, False, list_, 0, 0)
+    listed_pair_product(rows, at(a, 0), depth, 1, at(b, 0), line, at(fetched, 0), NR, depth, False, (list_, 0, 0))
     return n
 
 

@@ -229,9 +229,9 @@ def multiply_by(pack):
                         x, b, c = at(q, row * apart + k), at(panel, 0), at(tile, 0)
                         ahead = at(q, (row + rows) * apart + k)
                         if N - n > LANES:
-                            product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, ahead, NR, 0)
+                            product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, (ahead, NR, 0))
                         else:
-                            narrow_product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, ahead, NR, 0)
+                            narrow_product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, (ahead, NR, 0))
                         if end == depth:
                             finish(out, add, row, n, tile, rows, steps, offsets, scales, bias)
                 chunk = take(queue, t)

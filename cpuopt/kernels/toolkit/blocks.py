@@ -113,7 +113,7 @@ def multiply_by(micro, product):
             n = size + 1 if g < longer else size
             start, r, s = (lo * depth, 1, n) if row == PACKED else (lo * row, row, 1)
             x = at(ahead, g * apart)
-            product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
+            product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, (x, step, shift))
             lo += n
 
     return multiply

@@ -135,8 +135,10 @@ class Emit:
                 bld.store(value, cell)
         return [bld.load(cell, typ=v.type) for cell, v in zip(cells, state, strict=True)]
 
-    def product(self, rows, vectors, pairs, listed, a, row, step, b, line, c, c_row, depth, add, ahead, *fetch):
-        """Emit the micro-kernel for some rows and vectors; the other arguments are those of the intrinsic `product`.
+    def product(self, rows, vectors, pairs, listed, a, b, c, depth, add, fetch):
+        """Emit the micro-kernel for some rows and vectors.
+
+        The other arguments are those of the intrinsic `product`: a, b and c with their strides.
 
         With `pairs`, the floats of a are words of two bfloat16, and a panel holds `lines` of such words. If `listed`,
         `ahead` is a list of places, of which every second k fetches the next: two lines of the cache.
@@ -144,7 +146,8 @@ class Emit:
         k goes in pairs. Seven rows share a pointer: x86's addressing finds them by registers of 1, 3 and 5 strides in
         bytes, each times 1, 2 or 4. The offset of the first is a register too, if the instruction set asks for it.
         """
-        bld, width, (ahead_step, shift) = self.builder, range(vectors), fetch
+        bld, width = self.builder, range(vectors)
+        (a, row, step), (b, line), (c, c_row), (ahead, ahead_step, shift) = a, b, c, fetch
         bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, POINTED)]
         line, step, *strides = (
             self.hidden(self.times(x, 4 * n)) for x, n in ((line, 1), (step, 1), (row, 1), (row, 3), (row, 5))
@@ -223,6 +226,7 @@ class Emit:
 
 FLOATS = types.CPointer(types.float32)
 INT = types.int64
+FETCH = types.Tuple((FLOATS, INT, INT))
 
 
 @intrinsic
@@ -252,29 +256,31 @@ def product_of(
     """
 
     @intrinsic
-    def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+    def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, fetch):
         """Multiply `rows` <= MR rows of a with a panel of b, and write the tile to c or add it; k runs to `depth`.
 
         Strides: `row` and `step` (from k to k) of a, `line` (from k to k) of b, `c_row` of c. What comes next is
-        meanwhile fetched into the second-level cache: at every second k, NR floats from
-        ``ahead[(k // 2 >> shift) * ahead_step]``.
+        meanwhile fetched into the second-level cache: with `fetch` a tuple (ahead, ahead_step, shift), at every second
+        k NR floats from ``ahead[(k // 2 >> shift) * ahead_step]``.
         """
 
         def codegen(context, builder, signature, args):
-            rows, *args = args
+            rows, a, row, step, b, line, c, c_row, depth, add, fetch = args
+            fetch = cgutils.unpack_tuple(builder, fetch)
             end = builder.append_basic_block("end")
             choice = builder.switch(rows, end)
             for n in range(1, MR + 1):
                 block = builder.append_basic_block(f"rows{n}")
                 choice.add_case(I64(n), block)
                 with builder.goto_block(block):
-                    emit(builder, tile).product(n, vectors, pairs, listed, *args)
+                    whole = (a, row, step), (b, line), (c, c_row), depth, add, fetch
+                    emit(builder, tile).product(n, vectors, pairs, listed, *whole)
                     builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
         where = FLOATS, INT, INT, FLOATS, INT, FLOATS, INT
-        return types.void(INT, *where, INT, types.boolean, FLOATS, INT, INT), codegen
+        return types.void(INT, *where, INT, types.boolean, FETCH), codegen
 
     return product
 

@@ -69,10 +69,10 @@ def product_by(record):
             while j < stop and k < end:
                 y, to = at(b, k * lines * b_row + j), at(c, i * c_row + j)
                 if j % COLS > 0 or stop - j <= LANES:
-                    narrow(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+                    narrow(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, (y, 0, 0))
                     j += LANES
                 else:
-                    micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+                    micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, (y, 0, 0))
                     j += COLS
             i += n
 

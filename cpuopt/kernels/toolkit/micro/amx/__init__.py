@@ -28,7 +28,7 @@ from numba.extending import intrinsic
 from ....compile.jit import helper
 from ...blocks import PACKED, padded
 from ...pairs import put_words
-from ...simd import BYTE, F32, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
+from ...simd import BYTE, F32, FETCH, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
 from .. import host, targets
 from ..generic import PAIRS, pack_pairs_by
 from . import proof
@@ -84,7 +84,7 @@ class Tiles:
         """Return the tiles to the processor."""
         self.call("tilerelease")
 
-    def product(self, tall, vectors, a, row, b, line, c, c_row, depth, add, ahead, step, shift):
+    def product(self, tall, vectors, a, row, b, line, c, c_row, depth, add, fetch):
         """Emit the product of some rows, more than 16 if `tall`, with some vectors of columns."""
         bld, emit = self.builder, self.emit
         row, line, c_row = (emit.times(x, 4) for x in (row, line, c_row))
@@ -102,7 +102,7 @@ class Tiles:
                 for tile, _ in sums:
                     self.call("tilezero", tile)
         with cgutils.for_range(bld, bld.udiv(bld.add(depth, I64(SIDE - 1)), I64(SIDE))) as loop:
-            self.fetch(ahead, loop.index, step, shift)
+            self.fetch(loop.index, *fetch)
             word = emit.times(loop.index, SIDE)
             for j in range(vectors):
                 self.call("tileloadd64", 6 + j, place(b, line, word, SIDE * j), line)
@@ -113,7 +113,7 @@ class Tiles:
         for tile, where in sums:
             self.call("tilestored64", tile, where, c_row)
 
-    def fetch(self, ahead, number, step, shift):
+    def fetch(self, number, ahead, step, shift):
         """Fetch what comes next: for every second k two lines, in rows that will be packed as words."""
         bld, half = self.builder, self.builder.lshr(step, I64(1))
         for n in range(SIDE // 2):
@@ -180,22 +180,22 @@ def multiply_of(vectors: int, tiles: bool = HERE):
         return types.void(), codegen
 
     @intrinsic
-    def product(typingctx, rows, a, row, b, line, c, c_row, depth, add, ahead, step, shift):
+    def product(typingctx, rows, a, row, b, line, c, c_row, depth, add, fetch):
         """Multiply `rows` <= ROWS rows of a with a panel of b; `depth` is whole tiles of k, or less than one."""
 
         def codegen(context, builder, signature, args):
-            rows, *args = args
+            rows, *args, fetch = args
             if not tiles:
-                model(builder, vectors, rows, *args[:-3])
+                model(builder, vectors, rows, *args)
                 return context.get_dummy_value()
             with builder.if_else(builder.icmp_unsigned(">", rows, I64(SIDE))) as branches:
                 for branch, tall in zip(branches, (True, False), strict=True):
                     with branch:
-                        Tiles(builder).product(tall, vectors, *args)
+                        Tiles(builder).product(tall, vectors, *args, cgutils.unpack_tuple(builder, fetch))
             return context.get_dummy_value()
 
         where = FLOATS, INT, FLOATS, INT, FLOATS, INT
-        return types.void(INT, *where, INT, types.boolean, FLOATS, INT, INT), codegen
+        return types.void(INT, *where, INT, types.boolean, FETCH), codegen
 
     @helper()
     def multiply(rows, a, row, b, line, c, c_row, depth, add, fetch):
@@ -213,13 +213,13 @@ def multiply_of(vectors: int, tiles: bool = HERE):
                 for i in range(first, last if words > 0 else first, ROWS):
                     x = at(ahead, i // ROWS * ahead_group + (k // 2 >> shift) * step)
                     rest, to = at(a, i * apart + k), at(c, i * c_row)
-                    product(n, rest, apart, at(b, k * line), line, to, c_row, words, add or k > 0, x, step, shift)
+                    product(n, rest, apart, at(b, k * line), line, to, c_row, words, add or k > 0, (x, step, shift))
             if whole < depth:
                 configure(n, depth - whole)
                 for i in range(first, last, ROWS):
                     rest, to = at(a, i * apart + whole), at(c, i * c_row)
                     end, left = at(b, whole * line), depth - whole
-                    product(n, rest, apart, end, line, to, c_row, left, add or whole > 0, ahead, 0, 0)
+                    product(n, rest, apart, end, line, to, c_row, left, add or whole > 0, (ahead, 0, 0))
         release()
 
     return multiply
