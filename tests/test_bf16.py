@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_models import Parts
 
 import cpuopt
 from cpuopt import Choice, models, nn, ops
@@ -319,21 +320,18 @@ def test_a_frozen_head_is_read_as_its_copy():
     assert weights_of(half)["wte.weight"] == before
 
 
-class Bigrams(nn.Module):
+def bigrams():
     """A head that reads the embedding: an evaluation and a step both need a copy of it."""
-
-    def __init__(self):
-        self.wte, self.head = nn.Embedding(256, 48), nn.Linear(48, 256, bias=False)
-
-    def forward(self, tokens, targets):
-        logits = self.head(self.wte(tokens))
-        return F.cross_entropy(logits, targets), logits
+    parts = {"wte": nn.Embedding(256, 48), "head": nn.Linear(48, 256, bias=False)}
+    return Parts(
+        lambda m, tokens, targets: (F.cross_entropy(logits := m.head(m.wte(tokens)), targets), logits), **parts
+    )
 
 
 def test_a_copy_of_an_evaluation_is_not_that_of_a_step():
     found = []
     for dtype in ("float32", "bfloat16"):
-        engine = Engine.from_options(Bigrams(), models.specs(4, 16), threads=1, fuse=("classifier",), dtype=dtype)
+        engine = Engine.from_options(bigrams(), models.specs(4, 16), threads=1, fuse=("classifier",), dtype=dtype)
         (batch,) = batches(1)
         found.append([*(engine.step(**batch, lr=1e-2).loss for _ in range(3)), engine.forward(**batch)])
     np.testing.assert_allclose(*found, rtol=3e-3)

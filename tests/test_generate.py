@@ -469,9 +469,8 @@ def model(weights, tmp_path, here):
 
 def test_generate_takes_the_type_and_files_of_either_give_one_text(model, capsys):
     def found(where, dtype):
-        flags = ["generate", "--init", where, "--prompt", "abc", "--max-tokens", "20", "--dtype", dtype, "--json"]
-        assert cli.main(flags) == 0
-        return json.loads(capsys.readouterr().out)
+        flags = ["generate", "--init", where, "--prompt", "abc", "--max-tokens", "20", "--dtype", dtype]
+        return ran(capsys, *flags)
 
     half = found("half", "bf16")
     assert half["dtype"] == "bf16"

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from small_runs import command
 from verbs import error_of, fails, printed, process, ran
 
 from cpuopt import cli, ops
@@ -23,7 +24,7 @@ from cpuopt.judge import desk as desks
 from cpuopt.judge import naive, remote, rules, session, timing
 from cpuopt.judge.desk import Desk, answer, renamed
 from cpuopt.judge.session import Judge, ModelSizes, Ruling, shapes_of
-from cpuopt.kernels import forget, load_file
+from cpuopt.kernels import load_file
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import records
 from cpuopt.machine import describe
@@ -617,20 +618,13 @@ def judged2_forward(out, inp):
 
 def test_an_op_of_ones_own_is_a_task(tmp_path):
     (tmp_path / "judged2.py").write_text(OWN)
-    known, declared = dict(KERNELS), dict(ops.ALL)
-    try:
-        with Desk(tmp_path, 2, files=[str(tmp_path / "judged2.py")]) as desk:
-            assert [t["op"] for t in desk.tasks()["tasks"]][-1] == "judged2_backward"
-            found = desk.time(MINE, "judged2_forward", "gpt2-tiny", 1, 2)
-            assert found["verdict"] not in REFUSED, found
-            assert found["timed"]["cases"][0]["sizes"] == {"N": 2 * 768}
-            wrong = desk.check(MINE.replace("* max(inp[i], 0.0)", "* inp[i]"), "judged2_forward")
-            assert wrong["verdict"] == "wrong"
-    finally:
-        forget(tmp_path / "judged2.py")
-        for there, before in (KERNELS, known), (ops.ALL, declared):
-            there.clear()
-            there.update(before)
+    with Desk(tmp_path, 2, files=[str(tmp_path / "judged2.py")]) as desk:
+        assert [t["op"] for t in desk.tasks()["tasks"]][-1] == "judged2_backward"
+        found = desk.time(MINE, "judged2_forward", "gpt2-tiny", 1, 2)
+        assert found["verdict"] not in REFUSED, found
+        assert found["timed"]["cases"][0]["sizes"] == {"N": 2 * 768}
+        wrong = desk.check(MINE.replace("* max(inp[i], 0.0)", "* inp[i]"), "judged2_forward")
+        assert wrong["verdict"] == "wrong"
 
 
 def test_every_op_has_shapes_at_which_it_is_timed():
@@ -772,16 +766,7 @@ def test_a_line_that_is_no_message_of_the_protocol_is_answered(tmp_path):
         ("not json", None, "Invalid JSON"),
         (json.dumps({**call, "id": 3}), 3, "check: missing a required argument: 'text'"),
     ]
-    with subprocess.Popen(
-        [sys.executable, "-m", "cpuopt", "judge", "--mcp"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])},
-    ) as server:
-        assert server.stdin
-        assert server.stdout
+    with command("judge", "--mcp", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         for line, id_, said in lines:
             server.stdin.write(line + "\n")
             server.stdin.flush()

@@ -3,11 +3,9 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -25,7 +23,7 @@ from candidates import (
     relu,
     scratched,
 )
-from verbs import fails, spy
+from verbs import fails, process, spy
 
 from cpuopt import ops
 from cpuopt.check import check
@@ -246,12 +244,9 @@ def test_kernels_of_the_package_have_time_to_compile(session, monkeypatch):
     assert {*patient[2:]} == {("A", True), ("B", False)}
 
 
-def run_in(code, tmp_path, **environment):
+def run_in(code, **environment):
     """Run some lines in a process, and return what it printed."""
-    script = tmp_path / "closed.py"
-    script.write_text(code)
-    env = {**os.environ, "PYTHONPATH": str(Path(remote.__file__).parents[2]), **environment}
-    made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=60)
+    made = process(code=code, **environment)
     return made.stdout + made.stderr
 
 
@@ -273,7 +268,7 @@ def answered(attempts, prepare, tmp_path, **environment):
     """Require that a process closed as a candidate's is gives these answers."""
     lines = [a.format(folder=str(tmp_path), pid=os.getpid()) for a in attempts]
     code = f"from cpuopt.judge import child\n{prepare}\n{TRY.format(attempts=json.dumps(lines))}"
-    made = run_in(code, tmp_path, **environment)
+    made = run_in(code, **environment)
     found = zip(attempts.items(), json.loads(made.splitlines()[-1]), strict=True)
     assert [(attempt, said) for (attempt, words), said in found if words not in said] == [], made
 
@@ -315,7 +310,7 @@ def test_a_filter_closes_the_process_where_no_namespace_does(tmp_path):
     answered(FILTERED, prepare, tmp_path, CPUOPT_CLOSED="")
 
 
-def test_a_call_sees_its_own_arrays_alone(tmp_path):
+def test_a_call_sees_its_own_arrays_alone():
     code = """
 import mmap, os
 from cpuopt.judge.candidate import AROUND, Window, span_of
@@ -341,7 +336,7 @@ if not os.fork():
 assert os.waitpid(-1, 0)[1] == 11
 print("done")
 """
-    assert run_in(code, tmp_path) == "done\n"
+    assert run_in(code) == "done\n"
 
 
 def test_arrays_that_do_not_fit_are_the_kernels_fault(monkeypatch):
@@ -374,9 +369,9 @@ def test_the_filter_knows_other_machines():
     assert len(mine) % 8 == 0
 
 
-def test_what_does_not_close_the_process_is_said(tmp_path):
+def test_what_does_not_close_the_process_is_said():
     deny = "from cpuopt.judge import child\nchild.close()\nchild.NEW_PLACES = -1\nprint(child.close())"
-    assert "no network" in run_in(deny, tmp_path, CPUOPT_CLOSED="")
+    assert "no network" in run_in(deny, CPUOPT_CLOSED="")
 
 
 def test_bwrap_closes_the_process_where_it_is(tmp_path, monkeypatch):
