@@ -18,6 +18,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from small_models import batch
 from verbs import SQUARES, ran, strict
 
 from cpuopt import cli
@@ -119,9 +120,8 @@ def engine():
 def profile(engine):
     profiler = Profiler(engine)
     for i in range(STEPS + 1):
-        tokens = np.random.default_rng(i).integers(0, 256, (B, T + 1))
         with profiler.time_step():
-            engine.step(tokens=tokens[:, :-1], targets=tokens[:, 1:])
+            engine.step(**batch(i))
     profiler.remove()
     return profiler.profile(model="gpt2-tiny", B=B, T=T, choice=CHOICE, roofs=ROOFS, doubts=["a doubt"])
 

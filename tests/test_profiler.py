@@ -1,6 +1,5 @@
 """The profiler on a GPT-2 whose kernels are the references, under a clock that only they and its own readings move."""
 
-import inspect
 import io
 import json
 import subprocess
@@ -11,6 +10,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+import small_models
+from references import by_reference
 from rich.console import Console
 from test_traces import chrome_faults
 from verbs import fails
@@ -54,15 +55,10 @@ CLOCK = FakeClock()
 
 def reference_kernel(op, variant):
     """A kernel that computes by the op's reference and takes its time from `CLOCK`."""
-    wanted = list(inspect.signature(op.reference).parameters)
+    compute = by_reference(op)
 
     def function(*args):
-        given = dict(zip(op.params, args, strict=True))
-        floats = {n: a.astype(np.float64) if getattr(a, "dtype", 0) == np.float32 else a for n, a in given.items()}
-        present = {n: None if isinstance(a, np.ndarray) and a.size == 0 else a for n, a in floats.items()}
-        for name, result in op.reference(**{n: present[n] for n in wanted}).items():
-            if given[name].size:
-                given[name][...] = result + (floats[name] if given.get(f"{name}_add", False) else 0)
+        compute(*args)
         CLOCK.now += CLOCK.cost.get((variant, op.name), CLOCK.cost["fake", op.name])
 
     return registry.Kernel(op, variant, function)
@@ -105,9 +101,7 @@ def profiled(engine, shared):
     return partial(run, engine, shared[1])
 
 
-def batch(i=0):
-    tokens = np.random.default_rng(i).integers(0, 256, (B, T + 1))
-    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+batch = partial(small_models.batch, T=T)
 
 
 def run(engine, choice, steps=1, warmup=0, delays=None, roofs=None, given=None, **kw):

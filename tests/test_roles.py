@@ -4,10 +4,9 @@ An activation whose backward needs its result alone (ReLU), and an op that makes
 first are its references. Gates and normalizations of the package are in test_fuse.py.
 """
 
-from inspect import signature
-
 import numpy as np
 import pytest
+from references import by_reference
 from test_fuse import INPUTS, assert_the_same_by_all_routes, count, layers, model_of
 from test_fuse import batch as class_batch
 
@@ -60,24 +59,11 @@ matmul_relu_backward = declare(
 PLANTED = [op for op in list(vars().values()) if isinstance(op, Op) and op.source == "test"]
 
 
-def reference_kernel(op):
-    def run(*args):
-        given = dict(zip(op.params, args, strict=True))
-        arrays = {n: v.astype(float) if v.size else None for n, v in given.items() if isinstance(v, np.ndarray)}
-        known = {**given, **arrays}
-        found = op.reference(**{n: known[n] for n in signature(op.reference).parameters})
-        for a in op.written:
-            if given[a.name].size:
-                given[a.name][...] = found[a.name] + (given[a.name] if given.get(f"{a.name}_add") else 0)
-
-    return run
-
-
 @pytest.fixture(autouse=True)
 def planted(monkeypatch):
     for op in PLANTED:
         monkeypatch.setitem(ops.ALL, op.name, op)
-        kernel = registry.Kernel(op, "vanilla", reference_kernel(op), where=__file__)
+        kernel = registry.Kernel(op, "vanilla", by_reference(op), where=__file__)
         monkeypatch.setitem(registry.KERNELS, (op.name, "vanilla"), kernel)
 
 
@@ -149,7 +135,6 @@ twice_backward = declare(
 @pytest.fixture
 def twice(monkeypatch):
     """Kernels of an op that makes a weight's gradient; nothing here knows an optimizer."""
-    before = dict(registry.KERNELS)
 
     @jit.kernel(twice_forward, "vanilla", parallel=False)
     def forward(out, inp, weight):
@@ -176,9 +161,6 @@ def twice(monkeypatch):
     made = {op.name: op for op in (twice_forward, twice_backward, *twice_backward.fusions)}
     for name, op in made.items():
         monkeypatch.setitem(ops.ALL, name, op)
-    yield
-    for key in registry.KERNELS.keys() - before.keys():
-        del registry.KERNELS[key]
 
 
 def twice_of(x, weight):
