@@ -65,12 +65,51 @@ ROWS = ["n - 3, x.shape[0]", "1, x.shape[0]", "x.shape[0] - 1, -1, -1", "0, x.sh
 """Of the outer loop, besides all rows."""
 
 
+EXPRESSIONS = [
+    *["({x} {+|-|*} {y})"] * 5, "({x} / (1.5 + {y} ** 2))", *["{tanh|sin|cos|np.tanh}({x})"] * 2, "{max|min}({x}, {y})",
+    "({x} if {atom} > {c} else {y})", "(1.0 / sqrt(1.1 + {x} * {x}))", "({x} ** {power})",
+    "((1.5 + {x} ** 2) ** {-1|0.5|2.5|-0.5})", "sqrt(1.0 + {x} ** 2)",
+]  # fmt: skip
+AS_PEOPLE_WRITE = [
+    "h1({x})", "h2({x}, {y})", "h6({x})", "{atan|erf|np.arctan|math.sinh|np.cosh}(0.5 * tanh({x}))",
+    "{max|min}({x}, {y}, {c})", "np.clip({x}, -0.5, {c} + 1.0)", "{hypot|np.hypot}({x}, 0.5 + {y} ** 2)",
+    "{int|round|np.sign|np.floor|math.ceil|np.round}({x})", "((1.2 + tanh({x})) ** tanh({y}))",
+    "math.pow(1.5 + sin({x}), 0.5 * cos({y}))",
+]  # fmt: skip
+STATEMENTS = [
+    *["s{0|1|2|3} = {x}"] * 26, *["{s} {+=|-=|*=} {x}"] * 14, *["y[b, {i}] {=|+=|=|-=|*=} {x}"] * 13,
+    *["{a}[{i}] {=|+=|=|-=|*=} {x}"] * 5, *["s{0|1} = {x}"] * 7, *["m{0|1} = {2|0|-1}", "m{0|1} = ix[b, {i}]"] * 2,
+    "m{0|1} = ({i} + 1) % n", "m{0|1} = n - 1 - abs({i})",
+]  # fmt: skip
+ROW = "{x[b]|x[b, :]|w|x[(b + 1) % x.shape[0]]|y[b]|x[b, 0:n]|w[0:n]}"
+FILLED = "{q} = np.{zeros|empty}({size})\nfor {v} in range({size}):\n    {q}[{v}] = {inner}"
+UPDATED = "for {v} in range(n):\n    {q}[{v}] {*=|+=|=} {q}[{v}] * {again}\n"
+SPOKEN = [
+    "{s}, {t} = {t}, {s}", "{s}, {t} = {t} * 0.5, {s} + {x}", "{s}, {t} = h3({t}, {s})",
+    *["y[b, {i}], y[b, {j}] = y[b, {j}] * 0.5, {x} + y[b, {i}]"] * 3,
+    *["if {atom} > {c}:\n    {leave}"] * 2, "if {atom} > {c}:\n    {s} += {x}\n    {leave}",
+    "h5({a}, n, 0.5)", "h5(y[b], n{serial}, tanh(w[1]))", "h5(y[b, :], n - 1{serial}, 0.3)",
+    *[f"{{s}} = h4({ROW}, {ROW}, {{x}})"] * 3,
+    *["{r} = {x[b]|y[b]|x[b - 1, :]|w}\n{s} += {r}[{i}] * {r}[0] * 0.3"] * 2,
+    "{r} = x[ix[b, {i}] % 2]\n{s} += {r}[{j}] * {r}[0] * 0.3",
+    *(
+        f"{made}\n{more}{{s}} += {{q}}[{{0|1|n - 1}}] * {{q}}[2]"
+        for made, more in ((FILLED, ""), (FILLED, UPDATED), ("{q} = np.zeros({size})", UPDATED),
+                           ("{q} = np.full({size}, 0.3)", UPDATED), ("{q} = w.copy()", UPDATED))
+    ),
+    *["k0 = int({x}) % n"] * 3,
+    "{a}[:] = 0.2", "y[b, :] = w{serial}", "{a}[:] = x[b]", "{a}[0:n] = w",
+    "for {v} in reversed(range({n|1, n})):\n    {s} += x[b, {v}] * {u} * 0.3",
+    *["for {v}, {el} in enumerate({x[b]|w|y[b]}):\n    {s} = {u} * 0.5 + {el} * w[{v}]"] * 2,
+]  # fmt: skip
+"""Templates: `{a|b}` is one of its words, another name what the place has for it, the same wherever it stands."""
+
+
 class Writer:
     """Writes one program."""
 
     def __init__(self, seed):
-        self.below, self.lines, self.sums, self.exponents = random.Random(seed).randrange, [], 0, ["0"]
-        self.natural, self.inside, self.parallel, self.locals = False, 0, False, 0
+        self.below, self.lines, self.sums, self.locals, self.natural = random.Random(seed).randrange, [], 0, 0, False
 
     def pick(self, choices):
         return choices[self.below(len(choices))]
@@ -78,209 +117,113 @@ class Writer:
     def chance(self, percent):
         return self.below(100) >= 100 - percent
 
+    def maybe(self, percent, text):
+        return text if self.chance(percent) else ""
+
     def number(self):
         return f"{(10 - self.below(21)) / 10:.1f}"
 
     def line(self, depth, text):
         self.lines.append("    " * depth + text)
 
-    def expr(self, depth, atoms):
+    def fill(self, template, names):
+        """Write a template."""
+        known = {}
+
+        def word(found):
+            if "|" in found[1]:
+                return self.pick(found[1].split("|"))
+            if found[1] not in known:
+                known[found[1]] = names[found[1]]()
+            return known[found[1]]
+
+        return re.sub(r"\{(.*?)\}", word, template)
+
+    def expr(self, depth, atoms, indices=()):
         if depth == 0 or self.below(10) < 2:
             return self.pick([*atoms, self.number()])
-        a, b = self.expr(depth - 1, atoms), self.expr(depth - 1, atoms)
-        kind = self.below(14 + self.natural * 10)
-        if kind < 5:
-            return f"({a} {self.pick('+-*')} {b})"
-        if kind == 5:
-            return f"({a} / (1.5 + {b} ** 2))"
-        if kind < 8:
-            return f"{self.pick(['tanh', 'sin', 'cos', 'np.tanh'])}({a})"
-        if kind == 8:
-            return f"{self.pick(['max', 'min'])}({a}, {b})"
-        if kind == 9:
-            return f"({a} if {self.pick(atoms)} > {self.number()} else {b})"
-        if kind == 10:
-            return f"(1.0 / sqrt(1.1 + {a} * {a}))"
-        if kind == 11:
-            return f"({a} ** {self.pick(self.exponents)})"
-        if kind >= 14:
-            return self.function(kind - 14, a, b)
-        if kind == 12:
-            return f"((1.5 + {a} ** 2) ** {self.pick(['-1', '0.5', '2.5', '-0.5'])})"
-        return f"sqrt(1.0 + {a} ** 2)"
-
-    def function(self, kind, a, b):
-        """An expression as people write them."""
-        c = self.number()
-        return [
-            lambda: f"h1({a})", lambda: f"h2({a}, {b})", lambda: f"h6({a})",
-            lambda: f"{self.pick(['atan', 'erf', 'np.arctan', 'math.sinh', 'np.cosh'])}(0.5 * tanh({a}))",
-            lambda: f"{self.pick(['max', 'min'])}({a}, {b}, {c})", lambda: f"np.clip({a}, -0.5, {c} + 1.0)",
-            lambda: f"{self.pick(['int', 'round', 'np.sign', 'np.floor', 'math.ceil', 'np.round'])}({a})",
-            lambda: f"((1.2 + tanh({a})) ** tanh({b}))", lambda: f"math.pow(1.5 + sin({a}), 0.5 * cos({b}))",
-            lambda: f"{self.pick(['hypot', 'np.hypot'])}({a}, 0.5 + {b} ** 2)",
-        ][kind]()  # fmt: skip
+        powers = ["0", "1", "2", "3", *(f"({i} % 3)" for i in indices), *(f"ix[b, {i}]" for i in indices)]
+        names = dict.fromkeys("xy", lambda: self.expr(depth - 1, atoms, indices)) | {"c": self.number}
+        names |= {"atom": lambda: self.pick(atoms), "power": lambda: self.pick(powers)}
+        return self.fill(self.pick(EXPRESSIONS + AS_PEOPLE_WRITE * self.natural), names)
 
     def atoms(self, scalars, indices, arrays):
         found = list(scalars)
         for i in indices:
-            found += [f"x[b, {i}]", f"w[{i}]", f"y[b, {i}]", f"w[ix[b, {i}]]"]
-            found += [f"x[(b + 1) % x.shape[0], {i}]"]
-            if "a" in arrays:
-                found.append(f"a[{i}]")
-            if "z" in arrays:
-                found.append(f"z[b, {i}]")
-                if "a" in arrays:  # one iteration after the other
-                    found.append(f"(z[b - 1, {i}] if b > 0 else 0.2)")
+            found += [f"x[b, {i}]", f"w[{i}]", f"y[b, {i}]", f"w[ix[b, {i}]]", f"x[(b + 1) % x.shape[0], {i}]"]
+            found += [f"a[{i}]"] * ("a" in arrays) + [f"z[b, {i}]"] * ("z" in arrays)
+            if {"a", "z"} <= {*arrays}:  # one iteration after the other
+                found.append(f"(z[b - 1, {i}] if b > 0 else 0.2)")
         if indices and self.chance(30):
             found.append(f"x[b, ({indices[-1]} + 1) % n]")
         return found or ["0.7"]
 
-    def as_people_write(self, depth, level, indices, scalars, arrays, atoms):
-        """Statements beyond the plain subset; return whether one was written."""
-        kind = self.below(10)
-        if kind == 0 and len(scalars) > 1:
-            a, b = self.pick(scalars), self.pick(scalars)
-            if a == b:
-                return False
-            values = self.pick([f"{b}, {a}", f"{b} * 0.5, {a} + {self.expr(1, atoms)}", f"h3({b}, {a})"])
-            self.line(depth, f"{a}, {b} = {values}")
-        elif kind == 1 and indices:
-            i, j = self.pick(indices), self.pick([*indices, "1", "0"])
-            self.line(depth, f"y[b, {i}], y[b, {j}] = y[b, {j}] * 0.5, {self.expr(1, atoms)} + y[b, {i}]")
-        elif kind == 2 and level > self.inside:
-            self.line(depth, f"if {self.pick(atoms)} > {self.number()}:")
-            if self.chance(40) and scalars:
-                self.line(depth + 1, f"{self.pick(scalars)} += {self.expr(1, atoms)}")
-            self.line(depth + 1, self.pick(["continue", "break"]))
-        elif kind == 3 and "a" in arrays:
-            self.line(depth, self.pick(["h5(a, n, 0.5)", "h5(y[b], n, tanh(w[1]))", "h5(y[b, :], n - 1, 0.3)"]))
-        elif kind == 4 and scalars:
-            rows = ["x[b]", "x[b, :]", "w", "x[(b + 1) % x.shape[0]]", "y[b]", "x[b, 0:n]", "w[0:n]"]
-            self.line(depth, f"{self.pick(scalars)} = h4({self.pick(rows)}, {self.pick(rows)}, {self.expr(1, atoms)})")
-        elif kind == 5 and indices and scalars:
-            name = f"r{self.below(2)}"
-            self.line(
-                depth, f"{name} = {self.pick(['x[b]', 'y[b]', 'x[b - 1, :]', 'w', f'x[ix[b, {indices[-1]}] % 2]'])}"
-            )
-            self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(indices)}] * {name}[0] * 0.3")
-        elif kind == 6 and scalars:
-            self.locals += 1
-            name, v = f"t{self.below(2)}", f"g{self.locals}"
-            size = self.pick(["n", "n + 1", "x.shape[1]", "5"])
-            self.line(
-                depth,
-                f"{name} = "
-                + self.pick([f"np.zeros({size})", f"np.empty({size})", f"np.full({size}, 0.3)", "w.copy()"]),
-            )
-            if "empty" in self.lines[-1] or self.chance(60):
-                self.line(depth, f"for {v} in range({'n' if 'copy' in self.lines[-1] else size}):")
-                self.line(depth + 1, f"{name}[{v}] = {self.expr(1, [*scalars, f'w[{v} % n]', f'x[b, {v} % n]'])}")
-            if self.chance(60):
-                self.line(depth, f"for {v} in range(n):")
-                again = (
-                    f"{name}[{v}] {self.pick(['*=', '+=', '='])} {name}[{v}] * {self.expr(1, [*scalars, f'w[{v}]'])}"
-                )
-                self.line(depth + 1, again)
-            self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(['0', '1', 'n - 1'])}] * {name}[2]")
-        elif kind == 7 and indices:
-            self.line(depth, f"k0 = int({self.expr(1, atoms)}) % n")
-            indices += ["k0"] * ("k0" not in indices)
-        elif kind == 8 and "a" in arrays:
-            self.line(depth, self.pick(["a[:] = 0.2", "y[b, :] = w", "a[:] = x[b]", "a[0:n] = w"]))
-        elif kind == 9 and scalars:
-            v, e = f"g{self.locals + 50}", f"e{self.locals}"
-            self.locals += 1
-            if self.chance(50):
-                self.line(depth, f"for {v} in reversed(range({self.pick(['n', '1, n'])})):")
-                self.line(depth + 1, f"{self.pick(scalars)} += x[b, {v}] * {self.pick(scalars)} * 0.3")
-            else:
-                self.line(depth, f"for {v}, {e} in enumerate({self.pick(['x[b]', 'w', 'y[b]'])}):")
-                self.line(depth + 1, f"{self.pick(scalars)} = {self.pick(scalars)} * 0.5 + {e} * w[{v}]")
-        else:
-            return False
-        return True
+    def statement(self, depth, templates, place, deep=1):
+        """Write one of the templates for which the place has all names; what it assigns may be read from then on."""
+        level, indices, scalars, arrays = place
+        atoms, v = self.atoms(scalars, indices, arrays), f"g{self.locals}"
+        names = {"atom": lambda: self.pick(atoms), "x": lambda: self.expr(deep, atoms, indices), "c": self.number}
+        names |= {"v": lambda: v, "el": lambda: f"e{v}", "r": lambda: self.pick(["r0", "r1"])}
+        names |= {"q": lambda: self.pick(["t0", "t1"]), "size": lambda: self.pick(["n", "n + 1", "x.shape[1]", "5"])}
+        names |= dict.fromkeys(("inner", "again"), lambda: self.expr(1, [*scalars, f"w[{v} % n]", f"x[b, {v} % n]"]))
+        if scalars:
+            s, k = self.pick(scalars), self.below(len(scalars))
+            names |= {"s": lambda: s, "u": lambda: scalars[k]} | ({"t": lambda: scalars[k]} if s != scalars[k] else {})
+        if indices:
+            names |= {"i": lambda: self.pick(indices), "j": lambda: self.pick([*indices, "1", "0"])}
+        names |= {"a": lambda: "a", "serial": lambda: ""} if "a" in arrays else {}
+        names |= {"leave": lambda: self.pick(["continue", "break"])} if level else {}
+        self.locals += 1
+        fit = [t for t in templates if {*re.findall(r"\{(\w+)\}", t)} <= names.keys()]
+        for text in self.fill(self.pick(fit), names).splitlines():
+            self.line(depth, text)
+            if found := re.match(r"(s\d|[km]\d) = ", text):
+                known = scalars if found[1][0] == "s" else indices
+                known += [found[1]] * (found[1] not in known)
 
     def block(self, depth, level, indices, scalars, arrays):
+        place = level, indices, scalars, arrays
         for _ in range(1 + self.below(3)):
-            atoms = self.atoms(scalars, indices, arrays)
-            if self.natural and self.chance(35) and self.as_people_write(depth, level, indices, scalars, arrays, atoms):
-                continue
-            self.exponents = ["0", "1", "2", "3", *(f"({i} % 3)" for i in indices), *(f"ix[b, {i}]" for i in indices)]
-            kind = self.below(106)
-            if kind < 26:
-                name = f"s{self.below(4)}"
-                self.line(depth, f"{name} = {self.expr(2, atoms)}")
-                if name not in scalars:
-                    scalars.append(name)
-            elif kind < 40 and scalars:
-                self.line(depth, f"{self.pick(scalars)} {self.pick(['+=', '-=', '*='])} {self.expr(2, atoms)}")
-            elif kind < 58 and indices:
-                target = f"y[b, {self.pick(indices)}]"
-                if "a" in arrays and self.chance(30):
-                    target = f"a[{self.pick(indices)}]"
-                self.line(depth, f"{target} {self.pick(['=', '+=', '=', '-=', '*='])} {self.expr(2, atoms)}")
-            elif kind < 66 and level < 2 and "a" in arrays:
-                self.shifted_sum(depth, indices, scalars, atoms)
-            elif kind < 82 and level < 2:
+            kind = self.below(100)
+            if self.natural and self.chance(35):
+                self.statement(depth, SPOKEN, place)
+            elif kind < 8 and level < 2 and "a" in arrays:
+                self.shifted_sum(depth, place)
+            elif kind < 24 and level < 2:
                 i = "ijk"[level] if self.chance(98) else self.pick(["i", "j", "k", "m0", "m1", "b"])
                 ranges = [*RANGES, *(f"{j} + 1" for j in indices), *(f"{j}, n" for j in indices)]
                 self.line(depth, f"for {i} in range({self.pick(ranges)}):")
                 self.block(depth + 1, level + 1, [*indices, i], list(scalars), arrays)
-            elif kind < 92 and depth < 6:
-                self.line(depth, f"if {self.pick(atoms)} > {self.number()}:")
+            elif kind < 34 and depth < 6:
+                self.line(depth, f"if {self.pick(self.atoms(scalars, indices, arrays))} > {self.number()}:")
                 self.block(depth + 1, level, list(indices), list(scalars), arrays)
                 if self.chance(50):
                     self.line(depth, "else:")
                     self.block(depth + 1, level, list(indices), list(scalars), arrays)
-            elif kind >= 100:  # an index that is computed
-                name = f"m{self.below(2)}"
-                old = [f"({i} + 1) % n" for i in indices] + [f"n - 1 - abs({i})" for i in indices]
-                self.line(depth, f"{name} = {self.pick(['2', '0', '-1', *old, *(f'ix[b, {i}]' for i in indices)])}")
-                indices += [name] * (name not in indices)
             elif kind == 99 and self.chance(25):  # an input is written; a loop's variable may be read after its loop
                 self.line(depth, self.pick(["y[b, 0] += x[b, i] * x[b, i]", "x[b, 1] = w[1] * 0.5", "y[b, 1] = w[j]"]))
             else:
-                self.line(depth, f"{self.pick(['s0', 's1'])} = {self.expr(1, atoms)}")
-                scalars += [n for n in ("s0", "s1") if f"{n} =" in self.lines[-1] and n not in scalars]
+                self.statement(depth, STATEMENTS, place, 2)
 
-    def shifted_sum(self, depth, indices, scalars, atoms):
+    def shifted_sum(self, depth, place):
         """A sum of exponentials, its largest term taken off; written in one of several ways, some of them unusual."""
+        _, indices, scalars, arrays = place
         self.sums += 1
-        i = "uvpqrst"[self.sums % 7]
+        i, atoms = "uvpqrst"[self.sums % 7], self.atoms(scalars, indices, arrays)
         inner = [a for a in atoms if "[" in a and not a.startswith(("y", "a["))] or ["0.3"]
         term = f"{self.pick(inner)} * x[b, {i}] + w[{i}]" if self.chance(60) else f"x[b, {i}]"
-        in_place = self.chance(30)
-        self.line(depth, "top = -9.0")
-        self.line(depth, f"for {i} in range(n):")
-        if in_place:
-            self.line(depth + 1, f"a[{i}] = {term}")
-            term = f"a[{i}]"
-        self.line(depth + 1, f"top = max(top, {term})")
-        self.line(depth, "total = 0.0")
-        self.line(depth, f"for {i} in range(n):")
-        stored = in_place or self.chance(60)
-        if stored:
-            self.line(depth + 1, f"e = exp({term} - top)")
-            self.line(depth + 1, "total += e")
-            self.line(depth + 1, f"a[{i}] = e")
-        else:
-            self.line(depth + 1, f"total += exp({term} - top)")
-        if self.chance(20):
-            self.line(depth, f"{self.pick(['total', 'top', 's0'])} += {self.pick(atoms)} * 0.1")
-        if self.chance(70):
-            self.line(depth, "s1 = log(total) + top")
-            scalars += ["s1"] * ("s1" not in scalars)
+        first = self.maybe(30, f"    a[{i}] = {term}\n")
+        stored, term = first or self.chance(60), f"a[{i}]" if first else term
+        each, loop = f"exp({term} - top)", f"for {i} in range(n):\n"
+        text = f"top = -9.0\n{loop}{first}    top = max(top, {term})\ntotal = 0.0\n{loop}"
+        text += f"    e = {each}\n    total += e\n    a[{i}] = e\n" if stored else f"    total += {each}\n"
+        text += self.maybe(20, "{total|top|s0} += " + f"{self.pick(atoms)} * 0.1\n")
+        text += self.maybe(70, "s1 = log(total) + top\n")
         if stored and self.chance(70):
-            self.line(depth, f"for {i} in range({'n' if self.chance(90) else '1, n'}):")
-            if self.chance(50):
-                self.line(depth + 1, f"a[{i}] /= total")
-                self.line(depth + 1, f"y[b, {i}] += a[{i}]")
-            else:
-                self.line(depth + 1, f"y[b, {i}] += a[{i}] / total * x[b, {i}]")
-        if self.chance(15):
-            self.line(depth, f"s2 = {self.pick(['total * 0.1', 'top', 'a[0]'])}")
-            scalars += ["s2"] * ("s2" not in scalars)
+            text += loop if self.chance(90) else f"for {i} in range(1, n):\n"
+            divided = f"    a[{i}] /= total\n    y[b, {i}] += a[{i}]\n"
+            text += divided if self.chance(50) else f"    y[b, {i}] += a[{i}] / total * x[b, {i}]\n"
+        self.statement(depth, [text + self.maybe(15, "s2 = {total * 0.1|top|a[0]}")], place)
 
     def program(self):
         self.natural = self.chance(60)
