@@ -294,7 +294,7 @@ def profile(
     """
     from .kernels.compile.sampling import ThreadSampler  # numba is imported late
     from .kernels.registry import op_matches
-    from .kernels.toolkit.regions import Parts
+    from .kernels.toolkit.regions import PartLog
     from .measure import rates
     from .measure.lines import Slowest, by_line
 
@@ -303,7 +303,7 @@ def profile(
         raise UserError(f"lines of {lines!r}: the step has no such op; {nearest(lines, there)}")
     forget_peak()  # measuring roofs takes more memory than a small model
     s, others = job.settings, Others()
-    taken, samples, slowest, parts = 0, list[Array](), Slowest(), None if regions is None else Parts()
+    taken, samples, slowest, parts = 0, list[Array](), Slowest(), None if regions is None else PartLog()
     sampling: AbstractContextManager[ThreadSampler | None] = nullcontext() if lines is None else ThreadSampler()
     with sampling as sampler:
         profiler = Profiler(job.engine, regions=regions, sampler=sampler)

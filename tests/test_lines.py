@@ -150,7 +150,7 @@ def test_the_slowest_calls_show_each_thread_and_its_samples(mine):
     work = [np.full(64, 400 * N if i == 7 else N, np.float32) for i in range(n)]
     kernel.function(*x, work[0])
     call = SimpleNamespace(call=SimpleNamespace(op=kernel.op, layer="h.0"), kernel=kernel)
-    slowest, parts = lines.Slowest(), regions.Parts()
+    slowest, parts = lines.Slowest(), regions.PartLog()
     with ThreadSampler() as sampler:
         sampler.mark[0] = 0
         marks = [time.perf_counter_ns()]

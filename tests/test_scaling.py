@@ -217,7 +217,7 @@ def test_each_part_of_a_region_is_listed_with_its_thread_and_its_time():
                 s += np.sin(x[j % 8])
             x[8 + i] = s
 
-    parts, x = regions.Parts(), np.ones(12, np.float32)
+    parts, x = regions.PartLog(), np.ones(12, np.float32)
     threads.set_threads(2)
     try:
         work(x, 1)

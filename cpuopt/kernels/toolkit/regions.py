@@ -2,7 +2,7 @@
 
 Kernels contain no timing. numba starts the threads of a region through one function, ``numba_parallel_for``, whose
 address is looked up when a kernel is loaded. `watch` puts a function in its place that notes, for each thread, when its
-part begins and when it ends, and then calls numba's own. Kernels loaded before are not seen. `Parts` lists these times.
+part begins and when it ends, and then calls numba's own. Kernels loaded before are not seen. `PartLog` has these.
 
 `Log` lists the regions one by one, with the chunks that they are cut into: the iterations of the ``prange``, as numba
 hands them to the threads, or the chunks of the queue that threads took from. These take from the first share, which is
@@ -188,7 +188,7 @@ class _Rows:
         return self._rows[np.arange(first, self._read) % len(self._rows)]
 
 
-class Parts(_Rows):
+class PartLog(_Rows):
     """What threads do in regions: the number of a thread by ``pthread_self``, and when its part begins and ends, in ns.
 
     `take` returns int64 (n, 3), at most `PARTS`; of kernels that were loaded after `watch`.
