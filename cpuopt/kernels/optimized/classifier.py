@@ -199,11 +199,9 @@ def register(products):
         backward_weight, again, steps = products.backward_weight(epilogue), epilogue.again, epilogue.steps
 
         @helper()
-        def classifier_backward(
-            to, loss, losses, dinp, dinp_add, dloss, inp, weight, targets, ignore_index,
-            logits, panels, queue, work, counted, some, parts, dsome,
-        ):  # fmt: skip
+        def classifier_backward(to, loss, losses, dinp, dinp_add, dloss, inp, weight, targets, ignore_index, *scratch):
             BT, C = inp.shape
+            logits, panels, queue, work, counted, some, parts, dsome = scratch
             read = weight_of(to[0], weight)
             V, most, size = read.shape[0], BLOCK, WEIGHT_SCRATCH
             if steps:

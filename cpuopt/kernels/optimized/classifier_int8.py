@@ -30,9 +30,10 @@ SCRATCH = [
 
 
 @helper()
-def block_logits(lo, hi, n, inp, weight, scales, logits, some, counted, q, steps, offsets, panels, queue):
+def block_logits(lo, hi, n, inp, weight, scales, *scratch):
     """Compute the logits of the tokens lo to hi of those that count."""
     (BT, C), V = inp.shape, weight.shape[0]
+    logits, some, counted, q, steps, offsets, panels, queue = scratch
     part, none = logits[: (hi - lo) * V].reshape(hi - lo, V), scales[:0]
     if n < BT:
         x = some[: (hi - lo) * C].reshape(hi - lo, C)

@@ -225,11 +225,9 @@ class Step:
         scalars = [a.name for a in (*optimizer.scalars(), *optimizer.counts)]
         of = {p: [f"{p}_decay" if n == "weight_decay" else n for n in scalars] for p in self.parameters[1:]}
         of = {self.parameters[0]: scalars} | of
-        more = ["sumsq", "partial", *(["held", "tokens", "slot"] if "slot" in names else [])] if made else []
-        more.append("copy")
+        more = ["sumsq", "partial", *["held", "tokens", "slot"] * ("slot" in names), "copy", "draw", "first"]
         self.arrays = [a for p in self.parameters for a in optimizer.names(p).values()]
-        self.arrays += [n for n in more if n in names]
-        self.arrays += ["draw", "first", *(f"{p}_first" for p in self.parameters[1:])]
+        self.arrays += [n for n in (*more, *(f"{p}_first" for p in self.parameters[1:])) if n in names]
         own = {*self.arrays, *(n for some in of.values() for n in some)}
         if made and self.parameters[0] in op.fuses[0].by_name:
             own.remove("copy")  # products read it too

@@ -36,7 +36,8 @@ def by_epilogue(
 ) -> Callable[[Callable[[Epilogue], Any]], None]:
     """Register the kernels of an op that makes a weight's gradient: the decorated function makes each from an epilogue.
 
-    The kernel takes `to`, and then all arguments, flags and scratch in their order that do not belong to it.
+    The kernel takes `to`, and then all arguments, flags and scratch in their order that do not belong to it; ``*rest``
+    may stand for the last of them.
 
     Parameters
     ----------
@@ -84,8 +85,9 @@ def _register(
     """
     read = op.fuses[0].updates.parameters[0] if op.fuses and op.fuses[0].updates else ""
     want = ["to", *(read if n == "copy" else n for n in rest)]  # the weight, to a product
-    if (has := list(inspect.signature(inner.py_func).parameters)) != want:
-        raise UserError(f"a kernel by epilogue takes ({', '.join(has)}); write ({', '.join(want)})")
+    has = inspect.getfullargspec(inner.py_func)
+    if has.args != (want[: len(has.args)] if has.varargs else want):
+        raise UserError(f"a kernel by epilogue takes ({', '.join(has.args)}); write ({', '.join(want)})")
     others = taken(names, rest)
 
     def flat(*args):
