@@ -14,7 +14,6 @@ import pytest
 from verbs import script
 
 from cpuopt import files, ops
-from cpuopt.kernels import registry
 from cpuopt.measure import rates
 from cpuopt.measure.roofline import Level, Roofs
 
@@ -57,12 +56,9 @@ SLOW = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
 
 
 @pytest.fixture(autouse=True)
-def _aside(monkeypatch, tmp_path, tmp_path_factory):
-    """Leave no kernel, op, file or plan behind."""
+def _aside(monkeypatch, tmp_path):
+    """Leave no file or plan behind."""
     monkeypatch.chdir(tmp_path)
-    here = tmp_path_factory.getbasetemp()  # whose kernels are those of other tests
-    kept = {name: k for name, k in registry.KERNELS.items() if here not in Path(k.file).parents}
-    monkeypatch.setattr(registry, "KERNELS", kept)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
     monkeypatch.setattr(rates, "roofs", lambda n, say=None: SLOW)
