@@ -168,7 +168,7 @@ def test_a_model_that_looks_ahead_is_noticed_and_loses_no_run(capsys, lm):
     ],
 )
 def test_samples_that_cannot_be_are_refused_before_compiling(capsys, monkeypatch, name, why, lm):
-    monkeypatch.setattr(job, "Engine", lambda *args, **more: pytest.fail("is built and compiled"))
+    monkeypatch.setattr(job.Engine, "from_options", lambda *args, **more: pytest.fail("is built and compiled"))
     size = [] if name == "brought" else ["-B", "2", "-T", "8"]
     assert why in refused(capsys, "train", "--model", lm(name), *size, "--sample-every", "1")
     assert not Path("runs").exists()
