@@ -535,6 +535,7 @@ def test_the_error_of_a_product_is_that_of_its_outputs():
     [
         (["--dtype", "bf16", "--bf16-layers", "h.0.*"], "it is about products in int8; add --dtype int8"),
         (["--dtype", "int8", "--bf16-layers", "h.7.*"], r"no layer with a product matches 'h.7.\*'"),
+        (["--lora", "r=2", "--base", "w8a8", "--bf16-layers", "*"], "match every weight that it could store"),
     ],
 )
 def test_layers_of_bf16_that_are_none_are_refused(flags, wrong, capsys):

@@ -137,6 +137,8 @@ def quantize(program: Program, frozen: Collection[Value], base: str = INT8, with
         raise UserError(f"base {base!r}: expected {' or '.join(map(repr, BLOCKS))}, or nothing, for that of dtype")
     width, kind = BLOCKS[base]
     types = {v: v.dtype for v in quantizable(program, frozen, base, without)}
+    if not types and without:
+        raise UserError(f"base {base!r}: bf16_layers match every weight that it could store; leave one of the two out")
     if not types:
         multiple = f" of a multiple of {width} numbers" if width else ""
         raise UserError(
