@@ -27,7 +27,7 @@ from cpuopt.kernels.toolkit.epilogue import copy_weights
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.micro.records import MICRO_KERNELS
 from cpuopt.kernels.toolkit.simd import HOST, LANES, MR, NR, at, product_of
-from cpuopt.library.instruments import check
+from cpuopt.library import instruments
 from cpuopt.ops.storage import TYPES
 from cpuopt.program.fuse import usual
 
@@ -341,7 +341,7 @@ def test_a_copy_of_an_evaluation_is_not_that_of_a_step():
 def test_every_call_is_judged_at_its_own_size_and_types():
     config = models.parse("gpt2-tiny")
     engine = cpuopt.Engine(config.module(), config.specs(2, 16), dtype="bfloat16", progress=lambda *a: None)
-    judged = [r for r in check(engine) if r.case.types and r.case.sizes.get("BT") == 32]
+    judged = [r for r in instruments.check(engine) if r.case.types and r.case.sizes.get("BT") == 32]
     assert {r.kernel for r in judged} >= {"matmul_forward[optimized]", "matmul_update[optimized]"}
     assert {r.verdict for r in judged} == {"right"}
     engine.step(**batches(1, 2)[0])
