@@ -185,7 +185,7 @@ def test_a_step_drops_by_seed_and_step_and_an_evaluation_keeps_all():
 
 def test_ranks_drop_as_one_does():
     def work(comm):
-        engine = core.Engine(
+        engine = core.Engine.from_options(
             *(dropped(), {"x": (X.shape, "float32")}),
             choice=Choice("vanilla"),
             micro_batches=4 // comm.size,
