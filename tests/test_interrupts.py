@@ -44,9 +44,9 @@ TWO_PASS = tuple(n for n in FUSIONS if n != "update")
 STEPS = 3
 
 
-def engine_of(fuse, kind=Engine, **how):
-    given = {"choice": Choice("optimized"), **how} if kind is Engine else how
-    return kind(GPT2(TINY), specs(B, T), fuse=fuse, threads=1, **given)
+def engine_of(fuse, make=Engine.from_options, **how):
+    given = how if make is Engine else {"choice": Choice("optimized"), **how}
+    return make(GPT2(TINY), specs(B, T), fuse=fuse, threads=1, **given)
 
 
 def take(engine, number):

@@ -114,7 +114,9 @@ def read(op: str, variant: str, found: Mapping[str, Any], call: CallTime | None 
     place = home, first, first + len(written) - 1
     innermost = loops(found["asm"], *place) if known else []
     said = remarks(found["remarks"], Path(home).name, first)
-    text = Path(home).read_text(encoding="utf-8", errors="replace") if home else ""
+    text = "\n" * (first - 1) + "\n".join(written)
+    if (file := Path(home)).is_file():  # that of a generated backward is gone with the process
+        text = file.read_text(encoding="utf-8", errors="replace")
     told = {name: found[name] for name in ("where", "cpu", "machine", "compiled", "diagnostics", "asm", "code")}
     return Inspection(
         op=op,
