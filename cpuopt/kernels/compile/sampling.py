@@ -228,8 +228,9 @@ class ThreadSampler:
         self._timers.clear()
 
     def follow(self) -> None:
-        """Sample the threads that started since the last call, too."""
-        for thread in sorted(int(name) for name in os.listdir("/proc/self/task")):
+        """Sample the threads that started since the last call, too; the one that samples comes first."""
+        own = threading.get_native_id()  # ids begin again at 1 when they have reached the largest
+        for thread in sorted(map(int, os.listdir("/proc/self/task")), key=lambda thread: (thread != own, thread)):
             if thread not in self.threads:
                 self.threads.append(thread)
                 self._start(thread, len(self.threads) - 1)
