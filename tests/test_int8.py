@@ -528,6 +528,8 @@ def test_the_error_of_a_product_is_that_of_its_outputs():
     y = x.astype(np.float64) @ w.T
     np.testing.assert_allclose(found.error, np.sqrt((difference**2).sum() / ((y - y.mean(0)) ** 2).sum()), rtol=1e-3)
     assert found.zeroed == np.mean(np.abs(x) < step / 2) > 0
+    alike = np.repeat(NORMAL[:1, :16], 8, axis=0)  # as of one token: what differs between rows is rounding
+    assert 0 < error_of("layer", alike, weight.view(np.ndarray), weight.scales, w).error < BOUND
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ TOKENS, OUTPUTS = 64, 256
 """The most rows and outputs of a product that are computed, evenly spread."""
 BOUND = 0.05
 """The error from which on a layer's products are not in int8."""
+SAME = 1e-6
+"""The share of the outputs below which what differs between rows is rounding."""
 PRODUCTS = ops.matmul_int8_forward, ops.classifier_int8_forward
 
 
@@ -46,7 +48,10 @@ class ProductError:
 
 
 def product_errors(engine: Engine, batch: Mapping[str, Array]) -> list[ProductError]:
-    """Run a forward on a batch, and return the error of each product whose input is quantized, in their order."""
+    """Run a forward on a batch, and return the error of each product whose input is quantized, in their order.
+
+    Products whose numbers are not finite have none.
+    """
     if not any(c.op in PRODUCTS for c in engine.program.calls):
         return []
     trained = {c.args["q"]: c.args["weight"] for c in engine.program.phase("convert") if c.op is ops.quantize_rows}
@@ -63,10 +68,11 @@ def product_errors(engine: Engine, batch: Mapping[str, Array]) -> list[ProductEr
 
     engine.runner = run
     try:
-        engine.forward(**batch)
+        with np.errstate(invalid="ignore", over="ignore"):
+            engine.forward(**batch)
     finally:
         engine.runner = usual
-    return [*found.values()]
+    return [e for e in found.values() if np.isfinite(e.error)]
 
 
 def error_of(layer: str, inp: Array, weight: Array, scales: Array, exact: Array | None = None) -> ProductError:
@@ -84,7 +90,8 @@ def error_of(layer: str, inp: Array, weight: Array, scales: Array, exact: Array 
     w = w8 if exact is None else numbers(spread(exact, OUTPUTS)).astype(np.float64)
     y = x.astype(np.float64) @ w.T
     difference = np.linalg.norm((q * step.astype(np.float64)) @ w8.T - y)
-    whole = np.linalg.norm(y - y.mean(axis=0) if len(y) > 1 else y)
+    whole, size = np.linalg.norm(y - y.mean(axis=0)), np.linalg.norm(y)
+    whole = whole if whole > SAME * size else size  # rows of one token alone do not differ
     there = np.count_nonzero(x)
     zeroed = np.count_nonzero((q == 0) & (x != 0)) / there if there else 0.0
     return ProductError(layer, float(difference / whole) if difference else 0.0, float(zeroed))
@@ -96,7 +103,7 @@ def spread(x: Array, most: int) -> Array:
 
 
 def too_coarse(errors: Iterable[ProductError]) -> list[ProductError]:
-    """List the products that int8 changes too much; one whose error is no number is none of these."""
+    """List the products that int8 changes too much."""
     return [e for e in errors if e.error > BOUND]
 
 
