@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 MPI ?= mpich
-MARKED ?= not slow and not peers and not mpi and not arm
+OFTEN := not slow and not peers and not mpi and not arm
+MARKED ?= not long and $(OFTEN)
 PEERS ?= $(VENV)-peers/bin/python
 LLAMA_CPP ?= $(VENV)-llama-cpp/bin/python
 
@@ -25,15 +26,15 @@ train-ranks: $(VENV)/.mpi ## the same on two ranks
 	$(BIN)/cpuopt train --ranks 2 $(ARGS)
 
 # kernels are compiled first, on all cores; a test would compile them one after another
-test: $(VENV)/.dev ## the tests, on all cores
+test: $(VENV)/.dev ## the quick tests, on all cores
 	$(BIN)/cpuopt kernels --compile
 	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
 # the environment with MPI is made while ruff and mypy, which take one core, run
-check: ## what CI runs: lint, a small run, the tests, those with MPI
+check: ## what CI runs: lint, a small run, the quick tests and the long ones, those with MPI
 	$(MAKE) -j2 lint $(VENV)-$(MPI)/.installed
+	$(MAKE) test MARKED="$(OFTEN)"
 	$(MAKE) smoke
-	$(MAKE) test
 	$(MAKE) test-mpi
 
 lint: $(VENV)/.dev ## ruff and mypy
@@ -73,7 +74,7 @@ test-slow: $(VENV)/.dev ## the tests marked slow
 # with the oldest versions that pyproject.toml admits, in an environment and with kernels of their own
 test-oldest: $(VENV)-oldest/.installed ## the tests with the oldest libraries that pyproject.toml allows
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt kernels --compile
-	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi and not arm" $(ARGS)
+	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "$(OFTEN)" $(ARGS)
 
 # a model of every family and GPT-2 124M against transformers, files and adapters exchanged with it and PEFT, in an
 # environment of their own; `make test-peers PEERS=/path/to/python` takes one that has these already;
@@ -100,24 +101,24 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev,docs]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[docs]'
 	touch $@
 
 $(VENV)/.mpi: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mpi]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[mpi]'
 	touch $@
 
 $(VENV)-$(MPI)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$(MPI)
-	$(VENV)-$(MPI)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(VENV)-$(MPI)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
 		-e . 'pytest>=8.0' 'hypothesis>=6.100' 'mpi4py>=4.0' $(MPI)
 	touch $@
 
@@ -125,16 +126,16 @@ $(VENV)-oldest/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-oldest
 	sed -n 's/^ *"\([A-Za-z][A-Za-z0-9_]*\)>=\([0-9.]*\)[^"]*",$$/\1==\2/p; /^dev = /s/[^"]*"\([A-Za-z-]*\)>=\([0-9.]*\)"[^"]*/\1==\2\n/gp' \
 		pyproject.toml > $(VENV)-oldest/constraints.txt
-	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
 	touch $@
 
 $(VENV)-llama-cpp/bin/python:
 	$(PYTHON) -m venv $(VENV)-llama-cpp
-	$@ -m pip install --quiet --disable-pip-version-check 'llama-cpp-python>=0.3.16'
+	$@ -m pip install --quiet --no-compile --disable-pip-version-check 'llama-cpp-python>=0.3.16'
 
 $(VENV)-peers/bin/python:
 	$(PYTHON) -m venv $(VENV)-peers
-	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
+	$@ -m pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
 
 clean: ## remove the environments and what was built
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-llama-cpp $(VENV)-mpich $(VENV)-openmpi build *.egg-info

@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import drawn
 import pytest
 from hypothesis import settings
 
@@ -20,6 +21,11 @@ settings.load_profile("cpuopt")
 
 
 TABLES = {"cpuopt.kernels.registry": "KERNELS", "cpuopt.ops": "ALL"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    drawn.mark(items)
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ def shown(monkeypatch, capsys):
     return shown
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", kinds())
 def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, shown, tmp_path):
     whole = kinds()[kind]

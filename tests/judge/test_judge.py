@@ -45,6 +45,7 @@ def session():
         yield s
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize(("of", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
 def test_a_hostile_candidate_is_found_wrong(of, name, session):
     found = session.check(RUN[of][name], "relu_forward")
@@ -67,6 +68,7 @@ FEW = ("deferred", "lower precision", "residency", "sizes", "limits", "order", "
 HONEST = {**{of: TWINS[of] for of in FEW}, **RIGHT}
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_candidate_is_right(name, session):
     found = session.check(HONEST[name], "relu_forward")
@@ -166,6 +168,7 @@ LIMITED = {
 }
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("during", LIMITED)
 def test_a_candidate_that_does_not_end_is_ended(during, session, monkeypatch):
     """In the seconds that are said: no other request follows."""

@@ -1,11 +1,9 @@
 """Every kernel against its op's float64 reference, on every awkward case."""
 
 import random
-import subprocess
-from functools import cache
-from pathlib import Path
 
 import pytest
+from drawn import commit
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import ODD, case, cases, limits, other_types, quick_cases
@@ -31,13 +29,6 @@ def cases_of(op, k):
 
 
 VARIANTS = {op: [k for k in registry.KERNELS.values() if k.op is op and not is_copy(k)] for op in ops.ALL.values()}
-
-
-@cache
-def commit():
-    """Return the commit, by which cases are drawn: others from one to the next, and the same ones again."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def aspects(case):
@@ -90,7 +81,7 @@ def parameters():
             draw = random.Random(f"{commit()} {k.name}")
             some = {str(one) for one in covering(sparing(k, every, draw), draw)}
             for one in every:
-                marks = () if str(one) in some else pytest.mark.slow
+                marks = pytest.mark.slow if str(one) not in some else pytest.mark.long if one.types else ()
                 yield pytest.param(k, one, id=f"{k.name} {one}", marks=marks)
 
 

@@ -216,6 +216,7 @@ def naive():
 SLOW_TARGET = pytest.param("znver4", "3", marks=pytest.mark.slow)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("target", "threads"), [("", "1 2 3 5"), ("haswell", "2"), SLOW_TARGET])
 def test_kernels_have_the_bits_of_the_naive_ones(naive, target, threads):
     """On AVX-512 without the instruction for int8 (znver4 is listed without it), and on AVX2."""

@@ -5,6 +5,7 @@ This is the only module that calls ``numba.njit``.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import linecache
 import os
@@ -175,7 +176,12 @@ def kernel(
 
 
 def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
-    """Compile or load; numba's report becomes one line."""
+    """Compile or load; numba's report becomes one line.
+
+    Meanwhile Python collects no garbage: it would look again and again at what numba keeps, for a sixth of the time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
     try:
         dispatcher.compile(sig)
     except UserError:
@@ -185,6 +191,10 @@ def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
         said = [s for s in lines if not s.startswith(("Failed in", "During:", "File "))] or [type(e).__name__]
         text = f"{name} does not compile: {' '.join(said[:2])}{_line(dispatcher, lines)}"
         raise RefusedError(text, COMPILE_ERROR) from e
+    finally:
+        if collects:
+            gc.enable()
+            gc.collect(0)
 
 
 def _line(dispatcher: Any, said: Sequence[str]) -> str:
