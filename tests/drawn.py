@@ -22,7 +22,7 @@ def mark(items):
     cases = defaultdict(list)
     for item in items:
         name = item.nodeid.removeprefix("tests/").partition("[")[0]
-        if name in LONG:
+        if {name, name.partition("::")[0]} & LONG:
             item.add_marker("long")
         for mark in item.iter_markers("drawn"):
             if not item.get_closest_marker("slow"):

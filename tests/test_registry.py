@@ -1,6 +1,8 @@
 """Registration, the choice of variants, users' kernel files, and what each says when it refuses."""
 
+import gc
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ from verbs import error_of
 
 from cpuopt import Choice, kernel, load_kernels, ops
 from cpuopt.engine import Engine
+from cpuopt.errors import UserError
 from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
 from cpuopt.kernels.registry import Kernel, op_matches
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
@@ -188,3 +192,20 @@ def test_a_file_that_fails_leaves_nothing_registered(file):
     assert before == registry.KERNELS
     file(zeros(options=PLAIN))
     load_kernels([path])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_kernel_compiles(fails):
+    during = []
+
+    class Dispatcher:
+        py_func = zeros
+
+        def compile(self, sig):
+            during.append(gc.isenabled())
+            if fails:
+                raise ValueError("no")
+
+    with pytest.raises(UserError, match="does not compile: no") if fails else nullcontext():
+        jit._compile(Dispatcher(), (), "mine")
+    assert (during, gc.isenabled()) == ([False], True)
