@@ -45,6 +45,7 @@ def noisy(seed, **kw):
     return compare(lambda: trial("A"), lambda: trial("B"), seed=seed)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("noise", "word", "least"),
     [

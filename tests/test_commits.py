@@ -210,6 +210,7 @@ def test_two_commits_are_compared_in_training_steps(here, tmp_path, capsys):
     assert {c["kernel"] for c in result["checks"] if c["case"] == "N=8192"} == kernels  # on the data of a step
 
 
+@pytest.mark.slow
 def test_a_variant_from_here_is_compared_with_a_commit_in_steps(here, tmp_path, capsys):
     assert cli.main(["ab", "gelu_forward", "renamed:vanilla", "vanilla", *STEP, "--runs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
@@ -219,6 +220,7 @@ def test_a_variant_from_here_is_compared_with_a_commit_in_steps(here, tmp_path, 
     assert " ".join(out.split()).count("note: --swap 'gelu_forward=vanilla' keeps gelu_forward") == 1
 
 
+@pytest.mark.slow
 def test_steps_of_commits_with_other_losses_are_not_compared(here, tmp_path, capsys):
     """The kernels are the same, and the commit starts from other weights."""
     flags = [*STEP, "--runs", str(tmp_path)]
@@ -280,6 +282,7 @@ def test_a_kernel_that_is_wrong_fails_the_gate(here, tmp_path):
     assert "gelu_forward[wrong:vanilla] is wrong, so it is not timed: out[" in text
 
 
+@pytest.mark.slow
 def test_whole_steps_are_compared_too(here, tmp_path, capsys):
     flags = ["--steps", "gpt2-tiny", "--sizes", "2x16", "--only", "silu_forward*", "--rounds", "6", "--threads", "1"]
     text = tmp_path / "gate.md"

@@ -33,6 +33,7 @@ ROUTES = {
 """Ways to compute the same: kernels, rewrites, and the models that go through them."""
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize(("route", "name"), [(route, name) for route in ROUTES for name in ROUTES[route][2]])
 def test_it_computes_what_transformers_does_with_the_same_bits_on_any_threads(tmp_path, route, name):
     choice, fuse, _ = ROUTES[route]

@@ -414,6 +414,7 @@ def test_a_weight_of_products_takes_two_bytes_and_so_does_the_cache():
 # Logits
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("variant", [pytest.param("vanilla", marks=pytest.mark.slow), "optimized"])
 @pytest.mark.parametrize("config", [CONFIG, CONFIGS["tied"]], ids=["gpt2", "llama"])
 def test_the_logits_are_as_near_to_float32_as_those_of_a_forward_in_bfloat16(config, variant):

@@ -101,6 +101,7 @@ def test_a_batch_that_is_refused_leaves_the_engine_usable(made):
     assert bits(engine) == states[1]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_ctrl_c_at_any_call_leaves_the_weights_of_a_whole_step(made, times):
     build, states = made

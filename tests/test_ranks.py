@@ -104,6 +104,7 @@ STEPS_OF = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("case", STEPS_OF)
 def test_the_bits_of_a_step_do_not_depend_on_ranks(small_buckets, case):
     config, how = STEPS_OF[case]

@@ -59,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_numbers_are_the_same_to_the_last_bit(case):
     name, how = CASES[case]
