@@ -34,8 +34,7 @@ test: $(VENV)/.dev ## the quick tests, on all cores
 check: ## what CI runs: lint, a small run, the quick tests and the long ones, those with MPI
 	$(MAKE) -j2 lint $(VENV)-$(MPI)/.installed
 	$(MAKE) test MARKED="$(OFTEN)"
-	$(MAKE) smoke
-	$(MAKE) test-mpi
+	$(MAKE) -j2 smoke test-mpi
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ def session():
         yield s
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize(("of", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
 def test_a_hostile_candidate_is_found_wrong(of, name, session):
     found = session.check(RUN[of][name], "relu_forward")
@@ -68,7 +68,7 @@ FEW = ("deferred", "lower precision", "residency", "sizes", "limits", "order", "
 HONEST = {**{of: TWINS[of] for of in FEW}, **RIGHT}
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_candidate_is_right(name, session):
     found = session.check(HONEST[name], "relu_forward")
