@@ -365,7 +365,6 @@ def test_the_command_that_others_are_made_from_is_right(capsys):
     assert Path("runs").is_dir()
 
 
-@pytest.mark.drawn(130)
 @pytest.mark.parametrize(
     ("command", "fault", "line", "status"), [*rows()], ids=lambda x: re.sub("[^ -~]", "?", f"{x}")[:60]
 )

@@ -80,7 +80,6 @@ def test_what_the_quick_cases_refuse_check_refuses_too(op):
     assert [on for on in quick_cases(op) if on not in every] == []
 
 
-@pytest.mark.drawn(3)
 @MANY_CORES
 @pytest.mark.parametrize("bad", refused_by("loud"), ids=lambda bad: bad.name)
 def test_a_kernel_that_changes_its_process_fails(bad, tmp_path, monkeypatch):
@@ -149,7 +148,6 @@ JOBS = [("check", [*REFUSED]), ("lab", [*REFUSED]), *(("ab", [name]) for name in
 JOBS += [("train", [name]) for name in ("looks_judged", "leaves_the_folder", "has_no_size")]
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("verb", "names"), JOBS, ids=[f"{verb} {' '.join(names)}" for verb, names in JOBS])
 def test_what_check_refuses_is_refused_by_every_verb(verb, names, capsys):
     source = "".join(text("gelu_forward", REFUSED[name][1], name) for name in names)
@@ -174,7 +172,7 @@ FAULTS = {
 """Kernels that obey the rules of the judge of unknown texts: the word, a line of the file, one of the kernel, verbs."""
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")  # where it compiles, of its loop
 @pytest.mark.parametrize(("fault", "verb"), [(fault, verb) for fault, x in FAULTS.items() for verb in x[3].split()])
 def test_every_verb_has_one_word_and_one_status(fault, verb, monkeypatch, capsys):
     word, top, line, _ = FAULTS[fault]

@@ -231,7 +231,6 @@ def test_a_row_whose_terms_cancel_is_judged_by_their_size():
 EXITS = "os._exit(0)", "its process ended with status 0 during 'load'"
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("verb", "line", "why"),
     [
