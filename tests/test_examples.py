@@ -68,7 +68,6 @@ def test_each_example_is_known_here():
     assert [path.stem for path in EXAMPLES] == list(SAYS)
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem == "search")) for p in EXAMPLES]
 )
