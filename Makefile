@@ -1,11 +1,13 @@
 # `make train` and `make test` need Python 3.11 or newer with its venv module; they make .venv and install into it.
 PYTHON ?= python3
 VENV := .venv
+PIP := -m pip install --quiet --no-compile --disable-pip-version-check
 BIN := $(VENV)/bin
 ARGS ?=
 MPI ?= mpich
 OFTEN := not slow and not peers and not mpi and not arm
-MARKED ?= not long and $(OFTEN)
+# tests that are named run although they are long
+MARKED ?= $(if $(findstring tests/,$(ARGS)),,not long and )$(OFTEN)
 PEERS ?= $(VENV)-peers/bin/python
 LLAMA_CPP ?= $(VENV)-llama-cpp/bin/python
 
@@ -50,7 +52,7 @@ gate: $(VENV)/.dev ## kernels whose machine code differs from that of a commit, 
 	$(BIN)/cpuopt gate --base $(REV) $(ARGS)
 
 # in a copy of the tree; ARGS='-k WORD' tries some
-mutants: $(VENV)/.dev ## 50 broken versions, each found by the quick tests
+mutants: $(VENV)/.dev ## 50 broken versions, each found by a test that CI runs
 	$(BIN)/python tests/mutants.py $(ARGS)
 
 # the site, in build/site, with what the examples print on this machine; only the installation needs a network
@@ -100,24 +102,24 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e .
+	$(BIN)/python $(PIP) -e .
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev,docs]'
+	$(BIN)/python $(PIP) -e '.[dev,docs]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python $(PIP) -e '.[docs]'
 	touch $@
 
 $(VENV)/.mpi: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[mpi]'
+	$(BIN)/python $(PIP) -e '.[mpi]'
 	touch $@
 
 $(VENV)-$(MPI)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$(MPI)
-	$(VENV)-$(MPI)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	$(VENV)-$(MPI)/bin/python $(PIP) \
 		-e . 'pytest>=8.0' 'hypothesis>=6.100' 'mpi4py>=4.0' $(MPI)
 	touch $@
 
@@ -125,16 +127,16 @@ $(VENV)-oldest/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-oldest
 	sed -n 's/^ *"\([A-Za-z][A-Za-z0-9_]*\)>=\([0-9.]*\)[^"]*",$$/\1==\2/p; /^dev = /s/[^"]*"\([A-Za-z-]*\)>=\([0-9.]*\)"[^"]*/\1==\2\n/gp' \
 		pyproject.toml > $(VENV)-oldest/constraints.txt
-	$(VENV)-oldest/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python $(PIP) -e '.[dev]' -c $(VENV)-oldest/constraints.txt
 	touch $@
 
 $(VENV)-llama-cpp/bin/python:
 	$(PYTHON) -m venv $(VENV)-llama-cpp
-	$@ -m pip install --quiet --no-compile --disable-pip-version-check 'llama-cpp-python>=0.3.16'
+	$@ $(PIP) 'llama-cpp-python>=0.3.16'
 
 $(VENV)-peers/bin/python:
 	$(PYTHON) -m venv $(VENV)-peers
-	$@ -m pip install --quiet --no-compile --disable-pip-version-check torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
+	$@ $(PIP) torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
 
 clean: ## remove the environments and what was built
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-llama-cpp $(VENV)-mpich $(VENV)-openmpi build *.egg-info

@@ -163,7 +163,8 @@ def section(name: str, record: Record) -> Iterator[str]:
         yield from threads(record)
         return
     model, peers = record["model"]["name"], dict.fromkeys(r["peer"] for r in record["results"])
-    yield f"## {'The suite' if model == 'suite' else model} beside {', '.join(peers) if len(peers) < 3 else 'PyTorch'}"
+    what, kind = "The suite" if model == "suite" else model, " in int8" if name == INT8 else ""
+    yield f"## {what}{kind} beside {', '.join(peers) if len(peers) < 3 else 'PyTorch'}"
     for dtype, rows in classes(record):
         yield f"Products of {dtype}{BESIDE_INT8 if dtype == INT8 else ''}:"
         yield "\n".join(table(rows))

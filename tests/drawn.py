@@ -1,4 +1,4 @@
-"""Cases that the commit draws: others from one to the next, and the same ones again."""
+"""Which tests are long or slow: those that `long.txt` lists, and cases that the commit does not draw."""
 
 import random
 import subprocess
@@ -12,7 +12,7 @@ LONG = set((HERE / "long.txt").read_text().splitlines())
 
 @cache
 def commit():
-    """Return the commit."""
+    """Return the commit, by which cases are drawn: others from one to the next, and the same ones again."""
     command = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 

@@ -19,4 +19,4 @@ def test_there_are_fifty_and_each_is_another():
 def test_what_is_long_exists():
     for name in (line for line in drawn.LONG if not line.startswith("#")):
         file, _, test = name.partition("::")
-        assert f"def {test}" in (drawn.HERE / file).read_text(), name
+        assert "def " + test + "(" * bool(test) in (drawn.HERE / file).read_text(), name

@@ -178,7 +178,7 @@ def kernel(
 def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
     """Compile or load; numba's report becomes one line.
 
-    Meanwhile Python collects no garbage: it would look again and again at what numba keeps, for a sixth of the time.
+    Meanwhile Python collects no garbage: it would look again and again at what numba keeps, for a tenth of the time.
     """
     collects = gc.isenabled()
     gc.disable()
