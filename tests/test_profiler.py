@@ -18,7 +18,7 @@ from verbs import fails
 
 from cpuopt import ops
 from cpuopt.building import run_calls
-from cpuopt.check.result import WORDS
+from cpuopt.check.result import TOO_LARGE, WORDS
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
@@ -458,6 +458,15 @@ def test_no_figure_of_a_kernel_that_did_not_pass(result, status):
     assert show(result, 200)[1:] == [why + "adamw[fake]"]
     checks(result, rmsnorm_forward=status)  # which did not run
     assert show(result)[-1] == "checked: 17 kernels right"
+
+
+def test_a_call_that_is_too_large_to_be_judged_hides_no_figure(result):
+    large = {"case": "", "status": "unchecked", "reason": TOO_LARGE, "ratio": None}
+    checks(result)
+    result.checked.append({"kernel": "adamw[fake]", **large})
+    assert show(result)[-1] == "checked: 17 kernels right"
+    result.checked = [c for c in result.checked if c["kernel"] != "adamw[fake]" or c["status"] == "unchecked"]
+    assert show(result, 200)[1].endswith("in this run: adamw[fake]")
 
 
 def test_bars_without_block_characters(result):

@@ -43,15 +43,13 @@ from . import worker
 from .cases import INTERPRETED, Case, calls_alike, cases, elements, quick_cases, run_of
 from .check import check, check_quick
 from .judge import PACKAGE, ours
-from .result import MARGINAL, WORDS, Result, refuse
+from .result import MARGINAL, TOO_LARGE, WORDS, Result, refuse
 from .sized import most_sized
 
 MOST_FLOATS = 1 << 26
 """Larger cases, in elements, are left out: the reference would take a gigabyte for each of several copies."""
 DEAR_FLOPS = 2e9
 """FLOPs from which a program's call is compared with the formula in float32, as before a run."""
-TOO_LARGE = "too large to be judged at its size"
-"""The reason of a result that is ``unchecked`` before a run, and refuses nothing."""
 
 
 def require_right(

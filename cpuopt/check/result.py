@@ -25,6 +25,8 @@ WORDS = {
     UNCHECKED: "there was no answer in time, so it is neither right nor wrong",
 }
 """The words of a result, and what they mean. All but the first two refuse a kernel."""
+TOO_LARGE = "too large to be judged at its size"
+"""The reason of a result that is ``unchecked`` before a run, and refuses nothing."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,11 @@ def whole(results: Sequence[Result], left_out: int = 0) -> Result:
     return Result(**{**vars(worst(results)), "cases": tuple(results), "left_out": left_out, "scratch": scratch})
 
 
-def was_right(word: str) -> bool:
-    """Return whether a word of a record accepts a kernel; records of before had other words."""
-    return word in (RIGHT, MARGINAL, "PASS", "MARGINAL")
+def was_right(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of a record accepts a kernel; records of before had other words."""
+    return row["status"] in (RIGHT, MARGINAL, "PASS", "MARGINAL")
+
+
+def was_left_out(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of a record is of a call that nobody judged, because it is too large."""
+    return bool(row.get("reason") == TOO_LARGE)

@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..check.result import MARGINAL, RIGHT, was_right
+from ..check.result import MARGINAL, RIGHT, was_left_out, was_right
 from ..measure import roofline
 from ..measure.profile import op_ids
 from ..measure.quartile import apart
@@ -85,11 +85,11 @@ def used_kernels(profile: Profile) -> list[str]:
 
 def failed_kernels(profile: Profile) -> list[str]:
     """List the kernels that ran and whose check failed or is missing; none if nothing was checked."""
-    bad = {c["kernel"] for c in profile.checked if not was_right(c["status"])}
-    seen = {c["kernel"] for c in profile.checked}
+    judged = [c for c in profile.checked if not was_left_out(c)]
+    bad, seen = {c["kernel"] for c in judged if not was_right(c)}, {c["kernel"] for c in judged}
     moves = {op.name for op in COLLECTIVES}  # a communicator's work, which has no kernel
     used = [k for k in used_kernels(profile) if k.partition("[")[0] not in moves]
-    return [k for k in used if k in bad or (seen and k not in seen)]
+    return [k for k in used if k in bad or (profile.checked and k not in seen)]
 
 
 def by_id(profile: Profile) -> Profile:
