@@ -11,13 +11,13 @@ from ... import ops
 from ...ops.classifier import BLOCK
 from ..compile.jit import helper, kernel
 from ..toolkit.constants import ZERO
-from ..toolkit.micro.blocking import SHARED, STRIP
+from ..toolkit.micro.blocking import SHARED
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import MR, NR
+from ..toolkit.simd import NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
-from .matmul import FORWARD_SCRATCH, PRODUCTS, WEIGHT_SCRATCH, share_floats, up, weight_floats
+from .matmul import FORWARD_SCRATCH, PRODUCTS, share_floats, up, weight_floats_by, weight_parts
 
 
 def block(sizes):
@@ -116,7 +116,7 @@ def scratch_of(products, tokens, per_thread, steps=False):
     Behind the logits there are their gradient, if it is rounded, and packed words. The panels are those of forward and
     weight gradient in turn; `per_thread` is the scratch of a thread.
     """
-    micro = products.micro
+    micro, floats = products.micro, weight_floats_by(products.micro, steps).py_func
 
     def logits(s):
         n, V, C = tokens(s), s["V"], s["C"]
@@ -130,7 +130,7 @@ def scratch_of(products, tokens, per_thread, steps=False):
         ("logits", logits),
         ("panels", panels),
         QUEUE,
-        ("work", for_each_thread(lambda s: max(per_thread, weight_floats(s, steps)))),
+        ("work", for_each_thread(lambda s: max(per_thread, floats(s["C"])))),
         ("counted", lambda s: s["BT"], "int32"),
         ("some", lambda s: -(-tokens(s) * s["C"] // micro.group)),
     ]
@@ -154,7 +154,7 @@ def register(products):
     micro, forward, operands, input_floats = products.micro, products.forward, products.operands, products.input_floats
     words, elements, operand, weight_of = micro.words, micro.elements, micro.operand, micro.weight
     of, backward_input = micro.storage, products.backward_input
-    per_thread = max(FORWARD_SCRATCH, input_floats, WEIGHT_SCRATCH)
+    per_thread = max(FORWARD_SCRATCH, input_floats, weight_parts(micro)[-1])
 
     @kernel(ops.classifier_forward, "optimized", of=of, scratch=scratch_of(products, block, per_thread), parallel=False)
     def classifier_forward(
@@ -197,15 +197,14 @@ def register(products):
         Bound: compute; for few tokens, the memory of weight and states.
         """
         backward_weight, again, steps = products.backward_weight(epilogue), epilogue.again, epilogue.steps
+        count_floats = weight_floats_by(micro, steps)
 
         @helper()
         def classifier_backward(to, loss, losses, dinp, dinp_add, dloss, inp, weight, targets, ignore_index, *scratch):
             BT, C = inp.shape
             logits, panels, queue, work, counted, some, parts, dsome = scratch
             read = weight_of(to[0], weight)
-            V, most, size = read.shape[0], BLOCK, WEIGHT_SCRATCH
-            if steps:
-                most, size = BT, WEIGHT_SCRATCH + max(STRIP, MR * C)
+            V, most, size = read.shape[0], BT if steps else BLOCK, count_floats(C)
             threads = work.shape[0] // max(per_thread, size)
             share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
             n = find_rows(counted, losses, targets, ignore_index)

@@ -46,7 +46,7 @@ from ..toolkit.blocks import PACKED, add_columns, ceil, even, largest, multiply_
 from ..toolkit.constants import ZERO
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.micro import MicroKernel
-from ..toolkit.micro.blocking import COLUMNS, LINE, OUTPUTS, PACKED_ROWS, SHARED, STRIP, THIN, THIN_DEPTH, WEIGHT_DEPTH
+from ..toolkit.micro.blocking import COLUMNS, LINE, PACKED_ROWS, SHARED, THIN, THIN_DEPTH
 from ..toolkit.micro.records import MICRO_KERNELS
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
@@ -54,11 +54,18 @@ from ..toolkit.simd import LANES, MR, NR, at, prefetch, put_place, transpose
 from ._backward_input import input_by, share_floats
 from ._forward import FORWARD_SCRATCH, forward_by, prefers_by
 
-# floats of scratch for a thread
-WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS + LANES * LANES  # a square too, in which tiles are transposed
 LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
-WEIGHT_SPARE = OUTPUTS + OUTPUTS * NR  # the bias's gradient, and a tile
-WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * LISTED * -(-OUTPUTS // MR)
+
+
+def weight_parts(micro):
+    """List where the parts of a thread's scratch of a weight's gradient end, in floats.
+
+    They are a block of dout, with a square in which tiles are transposed; the bias's gradient and a tile; lists of
+    places.
+    """
+    block = micro.weight_depth * micro.outputs + LANES * LANES
+    spare = block + micro.outputs * (1 + NR)
+    return block, spare, spare + 2 * LISTED * -(-micro.outputs // MR)
 
 
 def pack_outputs_by(micro):
@@ -157,6 +164,7 @@ def weight_chunk_by(micro, pack_outputs):
     What the update of a strip reads is fetched while the strip is made, if the machine has time for it.
     """
     group, lines, most_rows, multiply = micro.group, micro.lines, micro.rows, multiply_by(micro, micro.wide)
+    before, (block_end, spare_end, _) = micro.outputs, weight_parts(micro)
     multiply_ahead = multiply_by(micro, micro.listed) if micro.listed else multiply
 
     @cache
@@ -187,7 +195,7 @@ def weight_chunk_by(micro, pack_outputs):
             P = ceil(C, NR) * NR
             rows = n1 - n0
             groups = ceil(rows, most_rows)
-            tile, places = spare[OUTPUTS:], spare[WEIGHT_SPARE:]
+            tile, places = spare[before:], spare[spare_end - block_end :]
             for m in range(0, M, most):
                 tokens = min(most, M - m)
                 depth = ceil(tokens, group)
@@ -268,14 +276,18 @@ def put_thin(grad, row, add, thin, n0, n1):
             grad[row + i, j] = grad[row + i, j] + new if add else new
 
 
-def strip_floats(C):
-    """Count the floats of the strip of a gradient that a thread keeps until an optimizer's step is taken from it."""
-    return max(STRIP, MR * C)
+def weight_floats_by(micro, steps):
+    """Make the function that counts the floats of a thread's scratch of a weight's gradient of C columns.
 
+    If an optimizer's step is taken, a strip of the gradient stays there until then.
+    """
+    scratch, strip, rows = weight_parts(micro)[-1], micro.strip if steps else 0, micro.rows if steps else 0
 
-def weight_floats(sizes, steps):
-    """Count the floats of a thread's scratch of a weight's gradient, with a strip of it if a step is taken from it."""
-    return WEIGHT_SCRATCH + (strip_floats(sizes["C"]) if steps else 0)
+    @helper()
+    def weight_floats(C):
+        return scratch + max(strip, rows * C)
+
+    return weight_floats
 
 
 def weight_by(micro):
@@ -285,7 +297,9 @@ def weight_by(micro):
     """
     pack_outputs, pack, group, lines = pack_outputs_by(micro), micro.pack, micro.group, micro.lines
     weight_chunk, thin_chunk = weight_chunk_by(micro, pack_outputs), thin_by(micro, pack_outputs)
-    block_unit = group * micro.unit
+    least, unit_rows, most_rows, most_strip = micro.rows, micro.unit, micro.outputs, micro.strip
+    most_depth, block_unit = micro.weight_depth * group, group * micro.unit
+    block_end, _, scratch = weight_parts(micro)
 
     @helper()
     def pack_panel(i, panels, inp, most):
@@ -300,14 +314,15 @@ def weight_by(micro):
     def of(epilogue):
         begin, rows, place, finish = epilogue.begin, epilogue.rows, epilogue.place, epilogue.finish
         biased, end, steps, strip = epilogue.biased, epilogue.end, epilogue.steps, weight_chunk(epilogue)
+        count_floats = weight_floats_by(micro, steps)
 
         @helper(parallel=True)
         def linear_weight(to, dout, inp, panels, blocks, queue):
             M, N, C = inp.shape[0], rows(to), to[0].shape[1]  # of a frozen weight, C = 0
-            depth, thin = even(M, WEIGHT_DEPTH * group, block_unit), is_thin(M, N, C) and N * C <= panels.shape[0]
-            most, unit, size = OUTPUTS, LANES, WEIGHT_SCRATCH
+            depth, thin = even(M, most_depth, block_unit), is_thin(M, N, C) and N * C <= panels.shape[0]
+            most, unit, size = most_rows, LANES, count_floats(C)
             if steps:
-                most, unit, size = min(OUTPUTS, max(MR, STRIP // C)), 1, WEIGHT_SCRATCH + max(STRIP, MR * C)
+                most, unit = min(most_rows, max(least, most_strip // C) // unit_rows * unit_rows), unit_rows
             threads = blocks.shape[0] // size
             begin(to)
             whole = panels[: N * C if thin else 0].reshape(min(N, C) if thin else 0, max(N, C))
@@ -329,7 +344,7 @@ def weight_by(micro):
             deal(queue, chunks)
             for t in prange(threads):
                 mine = blocks[t * size : (t + 1) * size]
-                block, spare, own = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH], mine[WEIGHT_SCRATCH:]
+                block, spare, own = mine[:block_end], mine[block_end:scratch], mine[scratch:]
                 chunk = take(queue, t)
                 while chunk >= 0:
                     n0, n1 = piece(chunk, chunks, N, unit), piece(chunk + 1, chunks, N, unit)
@@ -401,13 +416,13 @@ class Products:
 
     def weight_scratch(self, steps):
         """List the scratch of a weight's gradient; a thin one lies where the panels would."""
-        group, lines = self.micro.group, self.micro.lines
+        group, lines, floats = self.micro.group, self.micro.lines, weight_floats_by(self.micro, steps).py_func
 
         def panels(s):
             thin = is_thin.py_func(s["BT"], s["OC"], s["C"])
             return max(-(-s["BT"] // group) * lines * up(s["C"], NR), s["OC"] * s["C"] if thin else 0)
 
-        return [("panels", panels), ("blocks", for_each_thread(lambda s: weight_floats(s, steps))), QUEUE]
+        return [("panels", panels), ("blocks", for_each_thread(lambda s: floats(s["C"]))), QUEUE]
 
 
 def products_by(micro):

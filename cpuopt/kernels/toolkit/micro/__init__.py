@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from .blocking import OUTPUTS, STRIP, WEIGHT_DEPTH
+
 
 class Dot(NamedTuple):
     """An instruction set's instructions for bfloat16, as functions of an ``Emit``.
@@ -123,6 +125,8 @@ class MicroKernel:
     weight : ``weight(master, copy)`` returns what products read of a weight that may have a copy.
     rounds : whether elements have less precision than sums, so that a result is stored when its sum is complete.
     few, few_depth, avoids_aliases : thresholds that depend on the storage type, of ``blocking``.
+    weight_depth, outputs, strip : those of a weight's gradient: the words of tokens of a block, the most rows of a
+        chunk, the floats of a strip.
     allowed : whether this process may use it, on a machine that has the features.
     emulated : whether multiply-adds compute its order, so that it needs no features.
     chain : a function of (place, rounds) that multiplies tiles at a place again and again, for the machine's roof;
@@ -155,6 +159,9 @@ class MicroKernel:
     few: int
     few_depth: int
     avoids_aliases: bool
+    weight_depth: int = WEIGHT_DEPTH
+    outputs: int = OUTPUTS
+    strip: int = STRIP
     unit: int = 1
     listed: Any = None
     allowed: bool = True

@@ -30,6 +30,7 @@ from ...blocks import PACKED, padded
 from ...pairs import put_words
 from ...simd import BYTE, F32, FETCH, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
 from .. import host, targets
+from ..blocking import TILED_DEPTH, TILED_OUTPUTS, TILED_STRIP
 from ..generic import PAIRS, pack_pairs_by
 from . import proof
 
@@ -115,10 +116,10 @@ class Tiles:
 
     def fetch(self, number, ahead, step, shift):
         """Fetch what comes next: for every second k two lines, in rows that will be packed as words."""
-        bld, half = self.builder, self.builder.lshr(step, I64(1))
-        for n in range(SIDE // 2):
-            rounds = bld.lshr(bld.add(self.emit.times(number, SIDE // 2), I64(n)), shift)
-            place = self.emit.at(ahead, bld.mul(rounds, step))
+        bld, every = self.builder, I64(SIDE // 2)
+        half, first = bld.lshr(step, I64(1)), bld.lshr(bld.mul(number, every), shift)
+        with cgutils.for_range(bld, bld.lshr(every, shift)) as rounds:
+            place = self.emit.at(ahead, bld.mul(bld.add(first, rounds.index), step))
             self.emit.prefetch(place)
             self.emit.prefetch(self.emit.at(place, half))
 
@@ -253,6 +254,9 @@ TILES = replace(
     rows=ROWS,
     columns=NR if EMULATED else 2 * SIDE,
     unit=SIDE,
+    weight_depth=TILED_DEPTH,
+    outputs=TILED_OUTPUTS,
+    strip=TILED_STRIP,
     wide=multiply_of(NR // LANES),
     narrow=multiply_of(1),
     listed=None,
