@@ -30,7 +30,7 @@ from cpuopt.program.fuse import usual
 
 LEVELS = (Level("L1", 1000), Level("L2", 10_000, 2), Level("memory", None, 4))
 GBS = {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}
-ROOFS = Roofs(2, LEVELS, 100.0, GBS, 2.0, bf16_gflops=200.0, int8_gflops=400.0, bf16_by=kernels.BF16_BY)
+ROOFS = Roofs(2, LEVELS, 100.0, GBS, 2.0, bf16_gflops=200.0, int8_gflops=400.0, **machine.BY)
 
 
 @pytest.fixture
@@ -207,7 +207,8 @@ class FakeMachine:
         fma = lambda x, sums, n, rounds: self.cost(rounds * kernels.CHAINS * 0.25)  # noqa: E731
         for name in "fma", "bf16", "int8":
             monkeypatch.setattr(kernels, name, fma)
-        monkeypatch.setattr(kernels, "BF16_FLOPS", 2 * kernels.FLOPS)
+        for name, times in ("BF16_FLOPS", 2), ("INT8_FLOPS", 4):
+            monkeypatch.setattr(kernels, name, times * kernels.FLOPS)
         for name in kernels.STREAMS:
             stream = lambda x, sums, n, floats, rounds: self.cost(rounds * n * floats * 4 * 0.1)  # noqa: E731
             monkeypatch.setitem(kernels.STREAMS, name, (stream, kernels.STREAMS[name][1]))
@@ -263,7 +264,9 @@ def test_roofs_are_kept_for_this_machine_and_measured_once(runs, monkeypatch):
     assert machine.stored() == {}
 
 
-@pytest.mark.parametrize("change", [{"bf16_gflops": None, "bf16_by": ""}, {"bf16_by": "another instruction"}])
+@pytest.mark.parametrize(
+    "change", [{"bf16_gflops": None, "bf16_by": ""}, {"bf16_by": "another"}, {"int8_by": "another"}]
+)
 def test_kept_roofs_without_a_peak_are_measured_again(runs, change):
     machine.store({1: replace(ROOFS, threads=1), 2: replace(ROOFS, gflops=900.0, **change)})
     assert machine.stored() == {1: replace(ROOFS, threads=1)}
@@ -409,6 +412,7 @@ def test_the_verb(capsys):
     out = printed(capsys, "machine")
     assert all(words in out for words in ("FMA, GFLOP/s", "L1 copy, GB/s", "now: other processes use"))
     assert re.search(rf"bf16, GFLOP/s, by {kernels.BF16_BY} +200.0", out)
+    assert re.search(rf"int8, GOP/s, by {kernels.INT8_BY} +400.0", out)
     assert re.search(r"T\*, bf16: 30 B +200 +200", out)
     assert max(map(len, out.partition("GB/s")[2].partition("measured")[0].splitlines())) <= 80
     assert content["schemes"][1] == {"name": "bf16", "moved_bytes": 30, "tokens": dict.fromkeys("124", 200.0)}

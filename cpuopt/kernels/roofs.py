@@ -9,7 +9,7 @@ from numba import prange
 
 from .compile.jit import helper
 from .toolkit.lanes import load, store, sum_lanes
-from .toolkit.micro.records import MICRO_KERNELS
+from .toolkit.micro.records import MICRO_KERNELS, QUADS
 from .toolkit.pairs import add_pairs
 from .toolkit.quads import multiply_add as multiply_quads
 from .toolkit.simd import LANES, at
@@ -155,5 +155,6 @@ BF16_BY = MICRO.instruction
 bf16, BF16_FLOPS = (tiles(MICRO.chain), MICRO.flops) if MICRO.chain else (pairs, 2 * FLOPS)
 """What multiplies bfloat16, the instruction or its definition; the function of (words, sums, threads, rounds); and the
 operations of one round on one thread."""
-int8, INT8_FLOPS = chained(quad_products), 4 * FLOPS
-"""The same of int8, by the instruction or by arithmetic of 16 bits."""
+INT8_BY = QUADS.instruction
+int8, INT8_FLOPS = (tiles(QUADS.chain), QUADS.flops) if QUADS.chain else (chained(quad_products), 4 * FLOPS)
+"""The same of int8."""

@@ -31,6 +31,8 @@ from ..wording import four
 from .roofline import BF16, FMA, INT8, PEAKS, Level, Roofs, TimedCall
 
 FORMAT = 1
+BY: dict[str, Any] = {"bf16_by": kernels.BF16_BY, "int8_by": kernels.INT8_BY}
+"""What computes the peaks of a `Roofs` here."""
 SAMPLE_S, SAMPLES_S = 5e-3, 0.12
 """Seconds of a sample, and of all samples of one figure, which are at least 3."""
 LOOKS = 5
@@ -119,7 +121,7 @@ class Measurement:
                 run = partial(_stream, stream, x, sums, floats)
                 gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        return Roofs(n, self.levels, gbs=gbs, launch_us=launch / 1e3, measured=when, bf16_by=kernels.BF16_BY, **peaks)
+        return Roofs(n, self.levels, gbs=gbs, launch_us=launch / 1e3, measured=when, **peaks, **BY)
 
     def peak(self, name: str, n: int) -> float:
         """Measure the multiply-adds of n threads for a roof of `PEAKS`."""
@@ -219,7 +221,7 @@ def file() -> Path:
 def stored() -> dict[int, Roofs]:
     """Read the roofs of this machine that were measured before; none if no file has them in this format.
 
-    Roofs that lack a peak, or have that of bfloat16 by another instruction, are left out: they are measured again.
+    Roofs that lack a peak, or have one by another instruction, are left out: they are measured again.
     """
     entry = read_entry(file())
     content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
@@ -230,7 +232,8 @@ def stored() -> dict[int, Roofs]:
         {
             n: r
             for n, r in found.items()
-            if all(getattr(r, figure) for figure in PEAKS.values()) and r.bf16_by == kernels.BF16_BY
+            if all(getattr(r, figure) for figure in PEAKS.values())
+            and all(getattr(r, name) == instruction for name, instruction in BY.items())
         }
     )
 

@@ -78,7 +78,7 @@ class Roofs:
     measured : the time of the measurement.
     doubts : warnings about the figures at their measurement.
     bf16_gflops : multiply-adds of bfloat16 in registers; None in records of earlier versions.
-    bf16_by : what computes them: an instruction for pairs, or two multiply-adds of float32.
+    bf16_by, int8_by : what computes them: an instruction, or several of float32 or of 16 bits.
     int8_gflops : multiply-adds of int8 in registers; None in records of earlier versions, and no roof then.
     """
 
@@ -91,6 +91,7 @@ class Roofs:
     doubts: tuple[str, ...] = ()
     bf16_gflops: float | None = None
     bf16_by: str = ""
+    int8_by: str = ""
     int8_gflops: float | None = None
 
     def peak(self, operands: str = WIDE) -> tuple[float, str]:

@@ -24,10 +24,11 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     )  # fmt: skip
     table = style.table("", *(f">{count(int(n), 'thread')}" for n in roofs))
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
-    if by := next(iter(roofs.values())).get("bf16_by"):  # a record of an earlier version has none
-        table.add_row(f"bf16, GFLOP/s, by {by}", *(f"{r['bf16_gflops']:,.1f}" for r in roofs.values()), style="bold")
-    if next(iter(roofs.values())).get("int8_gflops"):
-        table.add_row("int8, GOP/s", *(f"{r['int8_gflops'] or 0:,.1f}" for r in roofs.values()), style="bold")
+    first = next(iter(roofs.values()))
+    for name, unit in ("bf16", "GFLOP/s"), ("int8", "GOP/s"):
+        if first.get(f"{name}_gflops"):  # a record of an earlier version has none
+            rates = (f"{r[f'{name}_gflops'] or 0:,.1f}" for r in roofs.values())
+            table.add_row(f"{name}, {unit}, by {first.get(f'{name}_by') or '?'}", *rates, style="bold")
     table.add_row("starting threads, µs", *(f"{r['launch_us']:.1f}" for r in roofs.values()))
     for level in next(iter(roofs.values()))["gbs"]:
         for kind in next(iter(roofs.values()))["gbs"][level]:

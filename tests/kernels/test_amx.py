@@ -90,6 +90,7 @@ class Emulator:
         "tilestored64": "bpq",
         "tilezero": "b",
         "tdpbf16ps": "bbb",
+        "tdpbsud": "bbb",
         "tilerelease": "",
     }
     KINDS: ClassVar = {
@@ -155,6 +156,13 @@ class Emulator:
         assert self.tiles[c].shape[0] == self.tiles[a].shape[0]
         self.tiles[c] = tile(self.tiles[c], self.tiles[a], self.tiles[b])
 
+    def tdpbsud(self, c, a, b):
+        """Signed bytes times unsigned ones, by Intel's pseudocode: sums wrap."""
+        x, y = self.tiles[a].view(np.int8), self.tiles[b].view(np.uint8)
+        for m, row in enumerate(x.reshape(len(x), -1, 4).astype(np.int32)):
+            sums = sum(row[k] @ y[k].reshape(-1, 4).T.astype(np.int32) for k in range(len(row)))
+            self.tiles[c].view(np.int32)[m] += sums
+
     def tilerelease(self):
         self.shapes, self.tiles = None, [None] * 8
 
@@ -200,6 +208,7 @@ def test_a_product_of_four_tiles_takes_four_loads_and_shapes_are_set_once(emulat
         "ldtilecfg": 1,
         "tileloadd64": 3 * 4 * 4,  # three groups of rows, four tiles of k
         "tdpbf16ps": 3 * 4 * 4,
+        "tdpbsud": 0,
         "tilezero": 3 * 4,
         "tilestored64": 3 * 4,
         "tilerelease": 1,
@@ -212,8 +221,11 @@ def test_a_proof_finds_what_a_processor_does_otherwise(emulator, monkeypatch):
     monkeypatch.setattr(prove, "ROWS", (1, 17, 70))
     assert prove.compare() == 0
     assert emulator.errors == []
+    assert [prove.compare_integers(n) for n in (1, 2)] == [0, 0]
+    assert emulator.errors == []
     monkeypatch.setattr(Emulator, "tilezero", lambda self, n: None)  # a tile that keeps what it held
     assert prove.compare() == 2 * 4  # in the second group of 70 rows, where nothing is added
+    assert prove.compare_integers() == 4
 
 
 IN_A_PROCESS = """

@@ -17,8 +17,9 @@ from cpuopt.kernels.toolkit.blocks import ceil
 from cpuopt.kernels.toolkit.fastmath import as_int
 from cpuopt.kernels.toolkit.micro import targets
 from cpuopt.kernels.toolkit.micro.blocking import READ_IN_PLACE as FEW
-from cpuopt.kernels.toolkit.quads import WORD, narrow_product, product, row_offset
-from cpuopt.kernels.toolkit.simd import LANES, MR, NR, at
+from cpuopt.kernels.toolkit.micro.records import QUADS
+from cpuopt.kernels.toolkit.quads import WORD, row_offset
+from cpuopt.kernels.toolkit.simd import LANES, NR, at
 from cpuopt.kernels.toolkit.threads import set_threads
 from cpuopt.ops.matmul_int8 import LARGEST, LEAST, most_of, quantized
 from cpuopt.ops.rounding import bits_of, draw_of
@@ -29,6 +30,7 @@ F32, BF16 = np.float32, TYPES["bfloat16"].dtype
 
 def sums_by(pack):
     """A function of the sums of rows of words with the columns that `pack` packs."""
+    wide, narrow, most = QUADS.wide, QUADS.narrow, QUADS.rows
 
     @jit.helper()
     def sums(out, q, words, K, weight, panel, tile):
@@ -36,13 +38,13 @@ def sums_by(pack):
         depth = ceil(K, WORD)
         for n in range(0, N, NR):
             pack(panel, weight, n, 0, depth)
-            for row in range(0, M, MR):
-                rows = min(MR, M - row)
+            for row in range(0, M, most):
+                rows = min(most, M - row)
                 x, b, c = at(q, row * words), at(panel, 0), at(tile, 0)
                 if N - n > LANES:
-                    product(rows, x, words, 1, b, NR, c, NR, depth, False, (b, 0, 0))
+                    wide(rows, x, words, b, NR, c, NR, depth, False, (b, 0, 0, 0))
                 else:
-                    narrow_product(rows, x, words, 1, b, NR, c, NR, depth, False, (b, 0, 0))
+                    narrow(rows, x, words, b, NR, c, NR, depth, False, (b, 0, 0, 0))
                 for i in range(rows):
                     offset = row_offset(q, (row + i) * words * WORD, words * WORD)
                     for j in range(min(NR, N - n)):
@@ -69,7 +71,7 @@ def summed(x, weight, run, K):
     q, N = np.zeros((M, words * WORD), np.int8), weight.shape[0 if run is OUTPUTS else 1]
     q[:, :K] = x
     out = np.full((M, N), 7, np.int32)
-    panel, tile = (np.full(n, np.nan, F32) for n in ((K // WORD + 1) * NR, MR * NR))
+    panel, tile = (np.full(n, np.nan, F32) for n in ((K // WORD + 1) * NR, QUADS.rows * NR))
     run(out, q.view(np.int32).reshape(-1), words, K, weight, panel, tile)
     return out
 
@@ -78,7 +80,7 @@ def summed(x, weight, run, K):
 def test_every_sum_is_that_of_int64(kind):
     rng = np.random.default_rng(0)
     for case in range(30):
-        M, N, K = (int(rng.integers(1, most)) for most in (2 * MR + 3, 2 * NR + 5, 300))
+        M, N, K = (int(rng.integers(1, most)) for most in (2 * QUADS.unit + 3, 2 * NR + 5, 300))
         x, w = integers(rng, (M, K), kind), integers(rng, (N, K), kind)
         w[rng.random(w.shape) < 0.01] = -128  # which no quantizer writes
         want = x.astype(np.int64) @ w.astype(np.int64).T

@@ -17,6 +17,7 @@ from ..toolkit.constants import ONE, ZERO
 from ..toolkit.fastmath import as_float
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.micro.blocking import ALIASED, INPUT_ROWS, INT8_DEPTH, INT8_ROWS, QUANTIZED, READ_IN_PLACE
+from ..toolkit.micro.records import QUADS
 from ..toolkit.quads import (
     WORD,
     larger_size,
@@ -24,11 +25,9 @@ from ..toolkit.quads import (
     load_end,
     load_quads,
     multiply_add,
-    narrow_product,
     number,
     pack_columns,
     pack_square,
-    product,
     put_drawn,
     put_nearest,
     row_offset,
@@ -36,7 +35,7 @@ from ..toolkit.quads import (
     unsigned,
 )
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
-from ..toolkit.simd import LANES, LINE, MR, NR, at, prefetch
+from ..toolkit.simd import LANES, LINE, NR, at, prefetch
 from ..toolkit.threads import SMALL
 from ..vanilla.dequantize import LEAST, LIMIT, MOST
 from ..vanilla.dropout import GAMMA, mix
@@ -46,7 +45,7 @@ STREAMS, CHUNK, AHEAD = 4, 8, 1024
 """Rows of the weight that are read at a time, rows of each stream that a thread takes, bytes that are fetched ahead."""
 STEP = WORD * LANES
 """Bytes of a vector."""
-TILE = MR * NR
+TILE = QUADS.rows * NR
 
 
 @helper()
@@ -199,6 +198,8 @@ def thread_words(depth):
 
 def multiply_by(pack):
     """Make the product of quantized rows with the weight, whose panels `pack` packs."""
+    wide, narrow, unit, most_rows = QUADS.wide, QUADS.narrow, QUADS.unit, QUADS.rows
+    even = 1 if most_rows == unit else unit  # what the rows of a call are multiples of
 
     @helper(parallel=True)
     def multiply(out, add, q, steps, offsets, K, weight, scales, bias, panels, queue):
@@ -210,28 +211,28 @@ def multiply_by(pack):
         count = ceil(N, NR)
         parts = max(1, min(ceil(M, INPUT_ROWS), ceil(4 * threads, count)))
         if long:
-            parts = max(parts, ceil(M, INT8_ROWS - MR))  # since a piece has whole tiles
+            parts = max(parts, ceil(M, INT8_ROWS - unit))  # since a piece has whole tiles
         deal(queue, count * parts)
         for t in prange(threads):
             panel, sums = panels[t * size :], panels[t * size + most * NR :]
             chunk = take(queue, t)
             while chunk >= 0:
                 n, part = chunk // parts * NR, chunk % parts
-                lo, hi = piece(part, parts, M, MR), piece(part + 1, parts, M, MR)
-                groups = ceil(hi - lo, MR)
+                lo, hi = piece(part, parts, M, unit), piece(part + 1, parts, M, unit)
+                groups = ceil(hi - lo, most_rows)
                 for k in range(0, depth, INT8_DEPTH):
                     end = min(depth, k + INT8_DEPTH)
                     pack(panel, weight, n, k, end)
                     for g in range(groups):
-                        row = lo + piece(g, groups, hi - lo, 1)
-                        rows = lo + piece(g + 1, groups, hi - lo, 1) - row
+                        row = lo + piece(g, groups, hi - lo, even)
+                        rows = lo + piece(g + 1, groups, hi - lo, even) - row
                         tile = sums[(row - lo) * NR if long else 0 :]
                         x, b, c = at(q, row * apart + k), at(panel, 0), at(tile, 0)
-                        ahead = at(q, (row + rows) * apart + k)
+                        fetch = at(q, (row + rows) * apart + k), LANES * (end - k), NR, 0
                         if N - n > LANES:
-                            product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, (ahead, NR, 0))
+                            wide(rows, x, apart, b, NR, c, NR, end - k, k > 0, fetch)
                         else:
-                            narrow_product(rows, x, apart, 1, b, NR, c, NR, end - k, k > 0, (ahead, NR, 0))
+                            narrow(rows, x, apart, b, NR, c, NR, end - k, k > 0, fetch)
                         if end == depth:
                             finish(out, add, row, n, tile, rows, steps, offsets, scales, bias)
                 chunk = take(queue, t)

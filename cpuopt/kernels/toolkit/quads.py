@@ -7,6 +7,8 @@ unsigned ones, each 128 more than the int8 that it stands for: so the instructio
 Vectors and panels are typed as float32, and their bits are those of words or of int32.
 """
 
+from typing import Any, NamedTuple
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -16,7 +18,7 @@ from ..compile.storage import full, like
 from .constants import ZERO
 from .lanes import FLOATS, INT, INTS, Lanes, spread, vector
 from .rounding import Rounded
-from .simd import BYTE, F32, HOST, I16, I32, I64, LANES, Emit, product_of
+from .simd import BYTE, F32, HOST, I16, I32, I64, LANES, MR, Emit, product_of
 from .simd import FLOATS as POINTER
 
 WORD = 4
@@ -57,7 +59,40 @@ class QuadEmit(Emit):
         return bld.bitcast(bld.add(bld.bitcast(x, INTS), bld.bitcast(y, INTS)), self.vector)
 
 
-product, narrow_product = product_of(HOST.vectors, emit=QuadEmit), product_of(1, emit=QuadEmit)
+class Quads(NamedTuple):
+    """What multiplies words of four int8.
+
+    Attributes
+    ----------
+    instruction : its name.
+    unit, rows : the rows of a whole product, and the most of a call of `wide` or `narrow`.
+    wide, narrow : ``(rows, a, row, b, line, c, c_row, depth, add, fetch)``, as `blocks.multiply_by` makes them: all
+        columns of a panel, and one vector of them.
+    chain, flops : as those of a `MicroKernel`.
+    """
+
+    instruction: str
+    unit: int
+    rows: int
+    wide: Any
+    narrow: Any
+    chain: Any = None
+    flops: int = 0
+
+
+def rows_by(vectors: int):
+    """Make the product of up to MR rows with some vectors of a panel's columns."""
+    product = product_of(vectors, emit=QuadEmit)
+
+    @helper(forceinline=True)
+    def multiply(rows, a, row, b, line, c, c_row, depth, add, fetch):
+        ahead, _, step, shift = fetch
+        product(rows, a, row, 1, b, line, c, c_row, depth, add, (ahead, step, shift))
+
+    return multiply
+
+
+VECTORS = Quads("vpdpbusd" if HOST.quads else "products of 16 bits", MR, MR, rows_by(HOST.vectors), rows_by(1))
 
 
 def flipped(builder, x):

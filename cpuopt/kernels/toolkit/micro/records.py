@@ -2,14 +2,21 @@
 
 import pkgutil
 from importlib import import_module
+from types import ModuleType
 
+from ..quads import VECTORS, Quads
 from . import MicroKernel, __path__, host
 
 
-def found() -> list[MicroKernel]:
-    """List the records of all files of this folder, those on vectors first."""
+def files() -> list[ModuleType]:
+    """List the files of this folder, that of records on vectors first."""
     names = sorted((m.name for m in pkgutil.iter_modules(__path__)), key=lambda name: name != "generic")
-    return [r for name in names for r in getattr(import_module(f".{name}", __package__), "RECORDS", ())]
+    return [import_module(f".{name}", __package__) for name in names if name != "records"]
+
+
+def found() -> list[MicroKernel]:
+    """List the records of all files."""
+    return [r for module in files() for r in getattr(module, "RECORDS", ())]
 
 
 def in_use() -> dict[str, MicroKernel]:
@@ -19,3 +26,5 @@ def in_use() -> dict[str, MicroKernel]:
 
 
 MICRO_KERNELS = in_use()
+QUADS: Quads = next((q for module in files() if (q := getattr(module, "QUADS", None))), VECTORS)
+"""What multiplies int8 here."""

@@ -1,4 +1,4 @@
-"""Products of bfloat16 on Intel's AMX: registers of 16 rows of 64 bytes, and an instruction that multiplies them.
+"""Products of bfloat16 and int8 on Intel's AMX: registers of 16 rows of 64 bytes, and instructions that multiply them.
 
 A tile of a has 16 words of 16 rows, one of b 16 lines of 16 words, as panels have them. ``tdpbf16ps`` adds the products
 of 32 neighbours along k to a sum c in an order of its own, which is the order ``amx``::
@@ -14,7 +14,9 @@ machine.
 Tiles are numbered by hand: 0 to 3 are sums, 4 and 5 rows of a, 6 and 7 columns of b. So LLVM has none to spill. Their
 shapes are set for many products at once, since that takes longer than a product of tiles.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG. A Xeon of
+``tdpbsud`` adds the products of signed bytes of a and unsigned ones of b: those of ``quads``, with the same bits.
+
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: TDPBF16PS, TDPBSUD, LDTILECFG. A Xeon of
 family 6, model 207, gave the bits of this order in a million products of tiles, with special numbers among them.
 """
 
@@ -28,6 +30,7 @@ from numba.extending import intrinsic
 from ....compile.jit import helper
 from ...blocks import PACKED, padded
 from ...pairs import put_words
+from ...quads import Quads
 from ...simd import BYTE, F32, FETCH, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
 from .. import host, targets
 from ..blocking import TILED_DEPTH, TILED_OUTPUTS, TILED_STRIP
@@ -38,6 +41,8 @@ SIDE = 16  # rows of a tile, and words or floats of a row
 ROWS = 2 * SIDE  # of a product: two tiles of rows and two of columns need four loads for four products
 WIDTH = 4 * SIDE  # bytes of a row
 DEPTH = 256  # words of k at a time: their part of a panel is 32 KB of L1
+FLOPS = 8 * 4 * SIDE**3  # of bfloat16, of eight products of tiles; of int8 there are twice as many
+FLOATS_BY, QUADS_BY = "tdpbf16ps", "tdpbsud"
 FEATURES = targets.AVX512 | targets.AMX
 
 
@@ -48,6 +53,7 @@ def proved() -> proof.Proof | None:
 
 HERE = proved() is not None and proof.found().use
 """Whether products are computed by the tiles, and not by their model."""
+INTEGERS = "amx-int8" in host.there()
 EMULATED = not HERE and host.order() == "amx"
 
 
@@ -85,8 +91,8 @@ class Tiles:
         """Return the tiles to the processor."""
         self.call("tilerelease")
 
-    def product(self, tall, vectors, a, row, b, line, c, c_row, depth, add, fetch):
-        """Emit the product of some rows, more than 16 if `tall`, with some vectors of columns."""
+    def product(self, by, tall, vectors, a, row, b, line, c, c_row, depth, add, fetch):
+        """Emit the product, by an instruction, of some rows, more than 16 if `tall`, with some vectors of columns."""
         bld, emit = self.builder, self.emit
         row, line, c_row = (emit.times(x, 4) for x in (row, line, c_row))
 
@@ -110,7 +116,7 @@ class Tiles:
             for i in range(1 + tall):
                 self.call("tileloadd64", 4 + i, emit.at(place(a, row, I64(SIDE * i)), emit.times(word, 4), BYTE), row)
                 for j in range(vectors):
-                    self.call("tdpbf16ps", 2 * i + j, 4 + i, 6 + j)
+                    self.call(by, 2 * i + j, 4 + i, 6 + j)
         for tile, where in sums:
             self.call("tilestored64", tile, where, c_row)
 
@@ -152,7 +158,7 @@ def model(builder, vectors, rows, a, row, b, line, c, c_row, depth, add):
             emit.store(total, sums)
 
 
-def multiply_of(vectors: int, tiles: bool = HERE):
+def multiply_of(vectors: int, tiles: bool = HERE, by: str = FLOATS_BY):
     """Make the product of rows with one panel, of `vectors` vectors of columns: on AMX, or by its `model`.
 
     Its arguments are those of the function of `blocks.multiply_by`; packed rows lie `padded` words apart.
@@ -192,7 +198,7 @@ def multiply_of(vectors: int, tiles: bool = HERE):
             with builder.if_else(builder.icmp_unsigned(">", rows, I64(SIDE))) as branches:
                 for branch, tall in zip(branches, (True, False), strict=True):
                     with branch:
-                        Tiles(builder).product(tall, vectors, *args, cgutils.unpack_tuple(builder, fetch))
+                        Tiles(builder).product(by, tall, vectors, *args, cgutils.unpack_tuple(builder, fetch))
             return context.get_dummy_value()
 
         where = FLOATS, INT, FLOATS, INT, FLOATS, INT
@@ -226,29 +232,34 @@ def multiply_of(vectors: int, tiles: bool = HERE):
     return multiply
 
 
-@intrinsic
-def chain(typingctx, x, rounds):
-    """Multiply tiles of 1 KB at x, again and again: eight products a round, four of which are independent."""
+def chain_of(by: str):
+    """Make the function that multiplies tiles by an instruction, for its peak."""
 
-    def codegen(context, builder, signature, args):
-        tiles, base = Tiles(builder), builder.bitcast(args[0], ir.PointerType(BYTE))
-        tiles.configure(I64(ROWS), I64(SIDE))
-        for tile in range(8):
-            tiles.call("tileloadd64", tile, base, I64(WIDTH))
-        with cgutils.for_range(builder, args[1]):
-            for tile in (0, 1, 2, 3) * 2:
-                tiles.call("tdpbf16ps", tile, 4 + tile // 2, 6 + tile % 2)
-        tiles.release()
-        return context.get_dummy_value()
+    @intrinsic
+    def chain(typingctx, x, rounds):
+        """Multiply tiles of 1 KB at x, again and again: eight products a round, four of which are independent."""
 
-    return types.void(FLOATS, INT), codegen
+        def codegen(context, builder, signature, args):
+            tiles, base = Tiles(builder), builder.bitcast(args[0], ir.PointerType(BYTE))
+            tiles.configure(I64(ROWS), I64(SIDE))
+            for tile in range(8):
+                tiles.call("tileloadd64", tile, base, I64(WIDTH))
+            with cgutils.for_range(builder, args[1]):
+                for tile in (0, 1, 2, 3) * 2:
+                    tiles.call(by, tile, 4 + tile // 2, 6 + tile % 2)
+            tiles.release()
+            return context.get_dummy_value()
+
+        return types.void(FLOATS, INT), codegen
+
+    return chain
 
 
 TILES = replace(
     PAIRS,
     name="amx",
     features=FEATURES,
-    instruction="multiply-adds" if EMULATED else "tdpbf16ps",
+    instruction="multiply-adds" if EMULATED else FLOATS_BY,
     order="amx",
     lines=1,
     rows=ROWS,
@@ -265,7 +276,16 @@ TILES = replace(
     pack=pack_pairs_by(put_words, 1),
     allowed=HERE or targets.chosen() is not None or EMULATED,  # whose order they have
     emulated=EMULATED,
-    chain=None if EMULATED else chain,
-    flops=0 if EMULATED else 8 * 4 * SIDE**3,
+    chain=None if EMULATED else chain_of(FLOATS_BY),
+    flops=0 if EMULATED else FLOPS,
 )
 RECORDS = (TILES,)
+
+
+def quads() -> Quads:
+    """Return the product of words of four int8 on AMX, whose sums are exact."""
+    wide, narrow = (multiply_of(n, tiles=True, by=QUADS_BY) for n in (NR // LANES, 1))
+    return Quads(QUADS_BY, ROWS, 4 * ROWS, wide, narrow, chain_of(QUADS_BY), 2 * FLOPS)
+
+
+QUADS = quads() if HERE and INTEGERS else None

@@ -1,10 +1,10 @@
 """Whether this process may use AMX, on a processor that has it.
 
 Linux must permit it, once in each process. And it must have been proved on this machine: where kernels are first
-imported, a child process (``prove``) compares products on AMX with their model of plain multiply-adds, bit by
-bit, and their speed with that of the next micro-kernel. If it crashes, errs or is slower, AMX is passed over. The
-outcome is kept beside the compiled kernels; `cpuopt machine` shows it. ``CPUOPT_AMX=off`` passes AMX over, and ``on``
-uses it without a proof.
+imported, a child process (``prove``) compares products on AMX with their model of plain multiply-adds, bit by bit,
+those of int8 with NumPy's, and their speed with that of the next micro-kernel. If it crashes, errs or is slower, AMX
+is passed over. The outcome is kept beside the compiled kernels; `cpuopt machine` shows it. ``CPUOPT_AMX=off`` passes
+AMX over, and ``on`` uses it without a proof.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PERMISSION = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDA
 LIMIT_S = 300.0
 """Seconds that the proof may take; most of them are compilation."""
 TEXTS = (
-    *(f"toolkit/{name}.py" for name in ("blocks", "pairs", "simd")),
+    *(f"toolkit/{name}.py" for name in ("blocks", "pairs", "quads", "simd")),
     *(f"toolkit/micro/{name}.py" for name in ("__init__", "generic", "amx/__init__", "amx/proof", "amx/prove")),
     *(f"compile/{name}.py" for name in ("jit", "storage")),
 )
