@@ -38,7 +38,7 @@ from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS, PAGES = ROOT / "benchmarks" / "records", ROOT / "docs" / "results"
-NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "xeon": "Xeon"}
+NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "xeon": "Xeon", "xeon-amx": "Xeon with AMX"}
 """Titles of the machines that the overview lists, measured or not."""
 NONE = "not measured"
 BESIDE_INT8 = ", beside PyTorch's of bf16 ([the loss of both](../precision.md#its-loss))"

@@ -178,6 +178,25 @@ def emulator(monkeypatch):
     return made
 
 
+@pytest.mark.skipif(not amx.HERE, reason="AMX is not used here")
+@pytest.mark.parametrize("calls", [20, pytest.param(2000, marks=pytest.mark.slow)])
+def test_this_processor_gives_the_bits_of_the_pseudocode(calls):
+    """512 products of tiles in a call, with zeros, subnormal numbers, infinities and NaN."""
+    run, rng = prove.caller(amx.multiply_of(2, tiles=True)), np.random.default_rng(8)
+
+    def drawn(shape, special):
+        words = prove.words(rng, shape, special).view(np.uint32)
+        tiny = rng.integers(0, 2**32, shape, np.uint32) & np.uint32(0x807F807F)
+        return np.where(rng.random(shape) < 0.02 * special, tiny, words).view(np.float32)
+
+    for call in range(calls):
+        a, b = drawn((4096, 16), call % 3), drawn((16, NR), call % 2)
+        begin = (rng.normal(size=(4096, NR)) * 2.0 ** rng.integers(-140, 20, (4096, 1))).astype(np.float32)
+        got = begin.copy()
+        run(a, b, got, 16, True)
+        assert same(got, reference(a, b, begin, 16, True)), call
+
+
 @wide
 @pytest.mark.parametrize("vectors", [1, 2])
 def test_the_instructions_and_the_model_have_the_bits_of_the_pseudocode(emulator, vectors):
