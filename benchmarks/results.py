@@ -210,7 +210,9 @@ def page(name: str, records: Mapping[str, Record]) -> str:
 
 def title(name: str) -> str:
     """Return the title of a machine: its processor, and its cores if they are more than two."""
-    processor, _, cores = name.partition("-")
+    if name in NAMES:
+        return NAMES[name]
+    processor, _, cores = name.rpartition("-") if name[-1].isdigit() and "-" in name else (name, "", "")
     return NAMES.get(processor, processor) + (f", {cores} cores" if cores else "")
 
 
@@ -293,10 +295,11 @@ def sentence(machines: Mapping[str, Mapping[str, Record]]) -> str:
             sizes |= {len(rows) for rows in found.values()}
             words = ("", "") if parts else (" times as long in float32", " times in bf16")
             times = [fastest(found[dtype]) + text for dtype, text in zip(DTYPES, words, strict=True)]
-            parts.append(f"{' and '.join(times)} on {NAMES[name]}")
+            parts.append(f"{' and '.join(times)} on {'a ' * name.startswith('xeon')}{NAMES[name]}")
+    *most, last = parts
     text = (
         f"On {' to '.join(map(str, sorted(sizes)))} model and batch sizes, PyTorch's fastest mode, with MKL's AVX-512 "
-        f"code and an allocator that keeps memory, takes on average {', and '.join(parts)} (a step, two cores)."
+        f"code and an allocator that keeps memory, takes on average {', '.join(most)}, and {last} (a step, two cores)."
     )
     return textwrap.fill(text, 120)
 
@@ -306,7 +309,8 @@ def name_of_this_machine() -> str:
     import llvmlite.binding
 
     cpu, target = machine.describe()["cpu"], llvmlite.binding.get_host_cpu_name()
-    processor = target.replace("znver", "zen") if "znver" in target else "xeon" if "Xeon" in cpu else target
+    xeon = "xeon-amx" if llvmlite.binding.get_host_cpu_features().get("amx-bf16") else "xeon"
+    processor = target.replace("znver", "zen") if "znver" in target else xeon if "Xeon" in cpu else target
     return processor + (f"-{machine.cores()}" if machine.cores() > 2 else "")
 
 

@@ -65,7 +65,8 @@ def test_readmes_sentence_has_the_figures_of_the_results_page(results, copy, cap
     readme, overview = (copy / file for file in ("README.md", "docs/results/README.md"))
     said = " ".join(readme.read_text().split())
     for processor, form in (
-        ("Zen 5", "{} times as long in float32 and {} times in bf16 on Zen 5"),
+        ("Xeon with AMX", "{} times as long in float32 and {} times in bf16 on a Xeon with AMX"),
+        ("Zen 5", "{} and {} on Zen 5"),
         ("Zen 4", "and {} and {} on Zen 4"),
     ):
         (line,) = (line for line in overview.read_text().splitlines() if f"[{processor}]" in line)
