@@ -12,6 +12,8 @@ from hypothesis import settings
 THREADS = "4"
 os.environ["NUMBA_NUM_THREADS"] = THREADS  # the same bits on more threads than a machine has cores
 os.environ["OMP_WAIT_POLICY"] = "passive"  # so that the surplus threads do not spin
+HALVES = ("rocketlake",)
+"""Processors with AVX-512 for which LLVM vectorizes by half of it, as it says itself: what it makes is other code."""
 
 for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and a script's & leave ignored, here and in children
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -26,6 +28,24 @@ TABLES = {"cpuopt.kernels.registry": "KERNELS", "cpuopt.ops": "ALL"}
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     drawn.mark(items)
+
+
+@pytest.fixture
+def whole_vectors():
+    """Skip where LLVM takes half of the machine's vectors."""
+    import llvmlite.binding as llvm
+
+    if llvm.get_host_cpu_name() in HALVES:
+        pytest.skip("for this processor LLVM vectorizes by half of its vectors")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _proved():
+    """Prove AMX once, and not again for each cache that a test begins."""
+    from cpuopt.kernels.toolkit.micro import amx
+
+    if (found := amx.proved()) and not os.environ.get(amx.proof.VARIABLE):
+        os.environ[amx.proof.VARIABLE] = "on" if found.use else "off"
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_the_text_is_that_of_the_code_that_runs():
 
 
 @x86
-def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys):
+def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys, whole_vectors):
     command = ["inspect", "gelu_forward", "good", "spill", "--kernels", "mine.py", "--html", "page.html"]
     assert cli.main(command) == 0
     page = Path("page.html").read_text()

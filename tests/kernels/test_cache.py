@@ -156,7 +156,7 @@ class Package:
         (self.root / file).write_text(text.replace(old, new))
 
     def start(self, script, *arguments, warnings="error", **environ):
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "CPUOPT_"))}
+        env = {k: v for k, v in os.environ.items() if k == "CPUOPT_AMX" or not k.startswith(("NUMBA_", "CPUOPT_"))}
         env |= {"PYTHONPATH": str(ROOT), "CPUOPT_CACHE_DIR": str(self.cache), "PYTHONDONTWRITEBYTECODE": "1"} | environ
         command = [sys.executable, "-W", warnings, str(self.root / script), *map(str, arguments)]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

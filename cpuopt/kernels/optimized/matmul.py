@@ -282,10 +282,11 @@ def weight_floats_by(micro, steps):
     If an optimizer's step is taken, a strip of the gradient stays there until then.
     """
     scratch, strip, rows = weight_parts(micro)[-1], micro.strip if steps else 0, micro.rows if steps else 0
+    most = micro.outputs if micro.tiled else strip  # a strip for tiles is no longer than its rows are
 
     @helper()
     def weight_floats(C):
-        return scratch + max(strip, rows * C)
+        return scratch + max(min(strip, most * C), rows * C)
 
     return weight_floats
 
