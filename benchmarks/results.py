@@ -210,9 +210,7 @@ def page(name: str, records: Mapping[str, Record]) -> str:
 
 def title(name: str) -> str:
     """Return the title of a machine: its processor, and its cores if they are more than two."""
-    if name in NAMES:
-        return NAMES[name]
-    processor, _, cores = name.rpartition("-") if name[-1].isdigit() and "-" in name else (name, "", "")
+    processor, cores = re.fullmatch(r"(.+?)(?:-(\d+))?", name).groups()
     return NAMES.get(processor, processor) + (f", {cores} cores" if cores else "")
 
 

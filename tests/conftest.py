@@ -12,8 +12,6 @@ from hypothesis import settings
 THREADS = "4"
 os.environ["NUMBA_NUM_THREADS"] = THREADS  # the same bits on more threads than a machine has cores
 os.environ["OMP_WAIT_POLICY"] = "passive"  # so that the surplus threads do not spin
-HALVES = ("rocketlake",)
-"""Processors with AVX-512 for which LLVM vectorizes by half of it, as it says itself: what it makes is other code."""
 
 for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and a script's & leave ignored, here and in children
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -32,11 +30,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def whole_vectors():
-    """Skip where LLVM takes half of the machine's vectors."""
+    """Skip where LLVM vectorizes by half of the vectors: with the feature ``-prefer-256-bit`` it would take all."""
     import llvmlite.binding as llvm
 
-    if llvm.get_host_cpu_name() in HALVES:
-        pytest.skip("for this processor LLVM vectorizes by half of its vectors")
+    if llvm.get_host_cpu_name() == "rocketlake":
+        pytest.skip("LLVM takes half of the vectors of this processor")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -49,7 +49,7 @@ def rolled(names):
         {"; ".join(f"{a} = load(inp, {i} * LANES)" for i, a in enumerate(names))}
         for i in range(len(inp)):
             x = load(inp, i)  # here
-            {"; ".join(f"{a} = {a} * x + {b}" for a, b in zip(names, names[1:] + names[:1], strict=True))}
+            {"; ".join(f"{a} = {a} * x + {b}" for a, b in zip(names, names[1:] + names[:1], strict=True))}  # here
         store(out, b, {" + ".join(names)})"""
 
 
@@ -211,7 +211,7 @@ def shown(rule, advice):
 @x86
 @pytest.mark.parametrize("rule", COMPILED)
 def test_a_rule_on_machine_code_finds_its_kernel_and_not_the_twin(rule, compiled, request):
-    if rule in ("C03", "C04"):
+    if rule == "C04":
         request.getfixturevalue("whole_vectors")
     lines, found = compiled
     example, twin = (found[f"{rule}{k}"] for k in range(2))
