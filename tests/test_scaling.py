@@ -214,7 +214,7 @@ def test_each_part_of_a_region_is_listed_with_its_thread_and_its_time():
         for i in prange(2):
             s = np.float32(0)
             for j in range(first if i == 0 else 10):
-                s += np.sin(x[j % 8])
+                s = np.sin(s + x[j % 8])  # each waits for the one before: no vectors, at any width
             x[8 + i] = s
 
     parts, x = regions.PartLog(), np.ones(12, np.float32)
