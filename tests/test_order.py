@@ -26,6 +26,11 @@ CALLS = [
     for sizes in ({"BT": 37, "C": 70, "OC": 65}, {"BT": 3, "C": 600, "OC": 40})
 ]
 """Products whose sums are stored in float32."""
+HEADS = [
+    (op, {"B": 1, "T": T, "C": C, "NH": 2}, of(*given))
+    for op, *given in (("attention_forward", "qkv"), ("attention_backward", "qkv", "dout", "out"))
+    for T, C in ((70, 32), (37, 50))
+]
 
 
 def python(*words, **more):
@@ -60,7 +65,7 @@ def test_an_order_that_cannot_be_had_is_refused(words, said, tmp_path, capsys, m
 @pytest.mark.slow
 def test_an_order_has_the_same_bits_on_any_vectors():
     environments = BY_VECTORS, BY_SHORTER_VECTORS, OF_THE_RECORD, {ORDER: "pairs"}
-    found = [in_a_process(f"bits_of({CALLS})", **e) for e in environments]
+    found = [in_a_process(f"bits_of({CALLS + HEADS})", **e) for e in environments]
     bits = [bits for _, _, *bits in found]
     assert [order for order, *_ in found] == ["amx", "amx", "amx", "pairs"]
     assert bits[0] == bits[1] == bits[2] != bits[3]

@@ -13,12 +13,15 @@ import pytest
 from llvmlite import ir
 
 from cpuopt.isolate.process import Side
+from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.optimized import matmul
+from cpuopt.kernels.optimized._attention_operands import words_by
 from cpuopt.kernels.optimized._forward import FORWARD_SCRATCH
 from cpuopt.kernels.toolkit import simd
 from cpuopt.kernels.toolkit.micro import amx
 from cpuopt.kernels.toolkit.micro.amx import TILES, proof, prove
-from cpuopt.kernels.toolkit.simd import LINE, NR
+from cpuopt.kernels.toolkit.simd import LINE, NR, at
+from cpuopt.kernels.toolkit.tiles import BLOCK, WHOLE
 from cpuopt.ops.storage import TYPES
 
 RECORDED = os.path.join(os.path.dirname(__file__), "amx_tiles.npz")
@@ -351,3 +354,29 @@ def test_a_gradient_of_the_input_adds_in_the_order_of_amx(tokens, depth, columns
     given = weight.view(BF16)
     PRODUCTS.backward_input(dinp, False, dout.view(np.float32), given, room(PRODUCTS.input_floats), parts, queue())
     assert same(dinp, reference(dout.view(np.float32), columns_as_words(weight), dinp, depth // 2, False))
+
+
+BY_QUERY, PRODUCT = words_by(TILES).by_query, words_by(TILES).product
+
+
+@helper()
+def weigh_values(out, w, values, n_q, n_k, adds):
+    """out += the values of n_k keys, weighted for n_q queries by words of two keys at the begin of w."""
+    limit, half = (WHOLE, w, 0), BLOCK * BLOCK // 2
+    a, row, apart = BY_QUERY(w, 0, half, BLOCK // 2, n_q, n_k)
+    y, width = at(values, 0), out.shape[1]
+    PRODUCT(at(out, 0), width, a, row, apart, y, width, n_q, width, (n_k + 1) // 2, limit, adds)
+
+
+@wide
+@pytest.mark.parametrize(("n_q", "n_k", "width"), [(1, 1, 16), (17, 30, 48), (64, 64, 80), (33, 63, 32)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_attention_adds_in_the_order_of_amx(n_q, n_k, width, adds):
+    rng, words = np.random.default_rng(10), (n_k + 1) // 2
+    weights, values = (columns_as_words(halves(rng, (n_k, n))) for n in (BLOCK, width))
+    w = np.full((BLOCK, BLOCK), np.nan, np.float32)
+    w[:words] = weights
+    out = rng.normal(size=(BLOCK, width)).astype(np.float32)
+    want = np.concatenate([reference(weights.T.copy(), values, out, words, adds)[:n_q], out[n_q:]])
+    weigh_values(out, w.reshape(-1), values, n_q, n_k, adds)
+    assert same(out, want)

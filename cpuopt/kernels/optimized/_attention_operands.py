@@ -15,7 +15,7 @@ from ..toolkit.constants import ZERO
 from ..toolkit.elementwise import bounds, chunks
 from ..toolkit.lanes import load, load_some, spread, store, transpose
 from ..toolkit.micro import MicroKernel
-from ..toolkit.micro.generic import FLOATS, PAIRS
+from ..toolkit.micro.records import MICRO_KERNELS
 from ..toolkit.pairs import (
     interleaved,
     is_half,
@@ -23,13 +23,13 @@ from ..toolkit.pairs import (
     load_some_words,
     load_words,
     pair,
-    put,
     rounded,
     store_first,
     store_second,
 )
-from ..toolkit.simd import LANES, PER_WORD, at, transpose_words
-from ..toolkit.tiles import BLOCK, flat, product_by, up
+from ..toolkit.simd import LANES, at
+from ..toolkit.simd import transpose as transpose_square
+from ..toolkit.tiles import BLOCK, PART, flat, product_by, up
 
 
 class RowView(NamedTuple):
@@ -77,6 +77,7 @@ class Operands:
     ----------
     micro : the micro-kernel.
     product : its product of tiles, of `tiles.product_by`.
+    part : the keys, from a multiple of it on, that have weights or zeros if a query reads one of them.
     folds : whether `turn` multiplies by the scale of the scores; a bfloat16 would be rounded once more.
     rows : ``rows(w, room, x, n, HS)`` makes the first operand of a sum over channels, in place if it can, and returns
         its pointer and the distance of its rows.
@@ -85,16 +86,20 @@ class Operands:
         behind the room.
     put_weights : ``put_weights(w, score, k, q, p, p1)`` stores the weights of keys k and k + 1 for queries from q on.
     put_adjoints : ``put_adjoints(w, score, datt, paired, k, q, p, p1, ds, ds1)`` stores weights and adjoints of scores.
+    by_query : ``by_query(w, x, to, to_row, n_q, n_k)`` makes the first operand of a sum over keys from what the last
+        two stored at x, in place if it can, and returns its pointer and the distances of its rows and words.
     """
 
     micro: MicroKernel
     product: Any
+    part: int
     folds: bool
     rows: Any
     columns: Any
     turn: Any
     put_weights: Any
     put_adjoints: Any
+    by_query: Any
 
 
 def pack_by(unit, load, load_some):
@@ -126,6 +131,22 @@ def rows_by(unit, pack):
         return at(w, room), pack(w, room, x, n, n, HS)
 
     return rows
+
+
+def by_query_of(micro):
+    """Make the function that returns words of keys by query: transposed, if the micro-kernel reads rows in tiles."""
+    unit, tiled = micro.group, micro.tiled
+
+    @helper()
+    def by_query(w, x, to, to_row, n_q, n_k):
+        if not tiled:
+            return at(w, x), 1, BLOCK
+        for q in range(0, n_q, LANES):
+            for word in range(0, (n_k + unit - 1) // unit, LANES):
+                transpose_square(at(w, to + q * to_row + word), to_row, at(w, x + word * BLOCK + q), BLOCK)
+        return at(w, to), to_row, 1
+
+    return by_query
 
 
 # float32 -------------------------------------------------------------------------------------------------------------
@@ -166,15 +187,18 @@ def put_adjoint_floats(w, score, datt, paired, k, q, p, p1, ds, ds1):
     put_floats(w, datt, k, q, ds, ds1)
 
 
+FLOATS = MICRO_KERNELS["float32"]
 FLOAT32 = Operands(
     micro=FLOATS,
     product=product_by(FLOATS),
+    part=PART,
     folds=True,
     rows=rows_by(1, pack_floats),
     columns=float_columns,
     turn=turn_floats,
     put_weights=put_floats,
     put_adjoints=put_adjoint_floats,
+    by_query=by_query_of(FLOATS),
 )
 
 
@@ -183,29 +207,39 @@ FLOAT32 = Operands(
 pack_words = pack_by(2, load_words, load_some_words)
 
 
-@helper()
-def pair_columns(w, room, x, n, HS, copied):
-    """Interleave rows t and t + 1; zeros stand for a row beyond the last, and fill up the last vector."""
-    width, whole = up(HS, LANES), HS - HS % LANES
-    for t in range(0, n, 2):
-        panel, i = room + t // 2 * PER_WORD * width, x.first + t * x.step
-        j = i + x.step if t + 1 < n else -1
-        for c in range(0, whole, LANES):
-            put(w, panel + c, width, load_pair(x.array, i + c, j + c if j >= 0 else -1))
-        for c in range(whole, HS):
-            put(w, panel + c, width, pair(x.array, i + c, j + c if j >= 0 else -1))
-        for c in range(HS, width):
-            put(w, panel + c, width, ZERO)
-    return at(w, room), width
+def pair_columns_by(micro):
+    """Make the function that interleaves rows t and t + 1; zeros are beyond the last, and fill up the last vector."""
+    put, lines = micro.put, micro.lines
+
+    @helper()
+    def pair_columns(w, room, x, n, HS, copied):
+        width, whole = up(HS, LANES), HS - HS % LANES
+        for t in range(0, n, 2):
+            panel, i = room + t // 2 * lines * width, x.first + t * x.step
+            j = i + x.step if t + 1 < n else -1
+            for c in range(0, whole, LANES):
+                put(w, panel + c, width, load_pair(x.array, i + c, j + c if j >= 0 else -1))
+            for c in range(whole, HS):
+                put(w, panel + c, width, pair(x.array, i + c, j + c if j >= 0 else -1))
+            for c in range(HS, width):
+                put(w, panel + c, width, ZERO)
+        return at(w, room), width
+
+    return pair_columns
 
 
-@helper()
-def turn_words(w, to, room, x, n, HS, scale):
-    """Transpose the words of rows, which are not scaled."""
-    width = pack_words(w, room, x, n, up(n, LANES), HS)
-    for t in range(0, n, LANES):
-        for i in range(0, width, LANES):
-            transpose_words(at(w, to + i * PER_WORD * BLOCK + t), BLOCK, at(w, room + t * width + i), width)
+def turn_words_by(micro):
+    """Make the function that transposes the words of rows, which are not scaled."""
+    transpose_words, lines = micro.transpose, micro.lines
+
+    @helper()
+    def turn_words(w, to, room, x, n, HS, scale):
+        width = pack_words(w, room, x, n, up(n, LANES), HS)
+        for t in range(0, n, LANES):
+            for i in range(0, width, LANES):
+                transpose_words(at(w, to + i * lines * BLOCK + t), BLOCK, at(w, room + t * width + i), width)
+
+    return turn_words
 
 
 @helper(forceinline=True)
@@ -228,13 +262,20 @@ def put_adjoint_words(w, score, datt, paired, k, q, p, p1, ds, ds1):
     store(w, paired + k // 2 * BLOCK + q, interleaved(adjoints))
 
 
-BFLOAT16 = Operands(
-    micro=PAIRS,
-    product=product_by(PAIRS),
-    folds=False,
-    rows=rows_by(2, pack_words),
-    columns=pair_columns,
-    turn=turn_words,
-    put_weights=put_weight_words,
-    put_adjoints=put_adjoint_words,
-)
+def words_by(micro: MicroKernel) -> Operands:
+    """Make the operands of a record of words."""
+    return Operands(
+        micro=micro,
+        product=product_by(micro),
+        part=BLOCK if micro.tiled else PART,
+        folds=False,
+        rows=rows_by(2, pack_words),
+        columns=pair_columns_by(micro),
+        turn=turn_words_by(micro),
+        put_weights=put_weight_words,
+        put_adjoints=put_adjoint_words,
+        by_query=by_query_of(micro),
+    )
+
+
+BFLOAT16 = words_by(MICRO_KERNELS["bfloat16"])

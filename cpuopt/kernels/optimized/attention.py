@@ -20,7 +20,7 @@ from ..toolkit.constants import LOWEST, NAN, ONE, ZERO
 from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes, tanh
 from ..toolkit.queue import ORDERED, deal, for_each_thread, take
 from ..toolkit.simd import LANES, at
-from ..toolkit.tiles import BLOCK, COLUMNS, DEPTH, PART, WHOLE, flat, tell, unpack, up, wait_for
+from ..toolkit.tiles import BLOCK, COLUMNS, DEPTH, WHOLE, flat, tell, unpack, up, wait_for
 from ._attention_operands import BFLOAT16, FLOAT32, Operands, RowView, rows_from, thirds
 
 RANGES = 4 * BLOCK  # the two ends of each query's and of each key's range in a tile
@@ -97,8 +97,9 @@ def hide(w, score, ranges, t, start, inner, outer, end):
         store(w, i, select_read(w, ranges, t2, t, load(w, i), spread(LOWEST)))
 
 
-def softmax_by(put_weights):
-    """Make the softmax of a tile from the function that stores the weights of two keys."""
+def softmax_by(x: Operands) -> Any:
+    """Make the softmax of a tile of a storage type."""
+    put_weights, part_of = x.put_weights, x.part
 
     @helper()
     def softmax(w, score, top, n_q, n_k, part, scale, cap):
@@ -136,9 +137,9 @@ def softmax_by(put_weights):
                 e = exp2(load(w, score + (end - 1) * BLOCK + t) * scale - m)
                 put_weights(w, score, end - 1, t, e, none)
                 s = s + e
-            for t2 in range(start // PART * PART, start, 2):  # zeros for DEPTH
+            for t2 in range(start // part_of * part_of, start, 2):  # zeros for DEPTH
                 put_weights(w, score, t2, t, none, none)
-            for t2 in range(end + end % 2, min(n_k, up(end, PART)), 2):
+            for t2 in range(end + end % 2, min(n_k, up(end, part_of)), 2):
                 put_weights(w, score, t2, t, none, none)
             store(w, top + t, m)
             store(w, alpha + t, shrink)
@@ -159,8 +160,9 @@ def weigh(w, score, datt, log_sum, dot, factors):
     return p, p * d
 
 
-def softmax_backward_by(put_adjoints):
-    """Make the backward of a tile's softmax from the function that stores weights and adjoints of two keys."""
+def softmax_backward_by(x: Operands) -> Any:
+    """Make the backward of a tile's softmax for a storage type."""
+    put_adjoints, part_of = x.put_adjoints, x.part
 
     @helper()
     def softmax_backward(w, score, datt, paired, lse, lse0, delta, n_q, n_k, part, factors):
@@ -172,7 +174,7 @@ def softmax_backward_by(put_adjoints):
         for t in range(0, n_q, LANES):
             start, inner, outer, end = span(w, ranges, t, n_q, n_k, part)
             log_sum, dot = load_some(lse, lse0 + t, n_q - t) * LOG2E, load(w, delta + t)
-            for t2 in range(start // PART * PART, min(n_k, up(end, PART)), 2):  # beyond the range zeros, for DEPTH
+            for t2 in range(start // part_of * part_of, min(n_k, up(end, part_of)), 2):  # beyond the range zeros
                 i, p, p1, ds, ds1 = t2 * BLOCK + t, none, none, none, none
                 if start // 2 * 2 <= t2 < end:
                     p, ds = weigh(w, score + i, datt + i, log_sum, dot, factors)
@@ -211,7 +213,7 @@ def attend_floats(HS, unit, lines):
 def attend_by(x: Operands) -> Any:
     """Make the function of a block of queries."""
     unit, lines, folds = x.micro.group, x.micro.lines, x.folds
-    product, rows, columns, turn, softmax = x.product, x.rows, x.columns, x.turn, softmax_by(x.put_weights)
+    product, rows, columns, turn, by_query, softmax = x.product, x.rows, x.columns, x.turn, x.by_query, softmax_by(x)
 
     @helper()
     def attend(out, q, k, v, before, n_q, HS, limits, row, w, room):
@@ -254,7 +256,8 @@ def attend_by(x: Operands) -> Any:
                     store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
             b, step = columns(w, panel, rows_from(v, t2, 0), n_k, HS, False)
             limit, depth = (DEPTH if partly else WHOLE, w, ranges), (n_k + unit - 1) // unit
-            product(at(w, o), width, at(w, score), 1, BLOCK, b, step, n_q, width, depth, limit, again)
+            a, step_q, apart = by_query(w, score, score + BLOCK * BLOCK // 2, BLOCK // 2, n_q, n_k)
+            product(at(w, o), width, a, step_q, apart, b, step, n_q, width, depth, limit, again)
         # pass 4: normalize
         for t in range(n_q):
             if w[total + t] == ZERO:  # all scores that it reads are minus infinity
@@ -310,7 +313,7 @@ def backward_floats(HS, unit, lines):
 def backward_by(x: Operands) -> Any:
     """Make the backward of a storage type."""
     unit, lines, folds, rows, columns, turn = x.micro.group, x.micro.lines, x.folds, x.rows, x.columns, x.turn
-    product, softmax_backward = x.product, softmax_backward_by(x.put_adjoints)
+    product, by_query, softmax_backward = x.product, x.by_query, softmax_backward_by(x)
 
     @helper()
     def row_of_tiles(grads, q, k, v, saved, limits, group, memory, worker, task):
@@ -376,7 +379,8 @@ def backward_by(x: Operands) -> Any:
             product(at(kept, dvs), width, at(w, score), BLOCK, 1, do, do_step, n_k, width, depth, limit, adds)
             product(at(kept, dks), width, at(w, datt), BLOCK, 1, qs, q_step, n_k, width, depth, limit, adds)
             limit, depth = (part_of_depth, w, ranges), (n_k + unit - 1) // unit
-            product(at(w, dqs), width, at(w, paired), 1, BLOCK, ks, k_step, n_q, width, depth, limit, adds)
+            a, step_q, apart = by_query(w, paired, datt + BLOCK // 2, BLOCK, n_q, n_k)
+            product(at(w, dqs), width, a, step_q, apart, ks, k_step, n_q, width, depth, limit, adds)
             if i == blocks - 1 or later_low > j:
                 later = h % group > 0
                 if later:

@@ -1,7 +1,6 @@
 """Products of small matrices, parts of them too, for attention; their results; and how rows of tiles wait for others.
 
-A matrix is small enough for the caches, so there is no blocking: only the micro-tiles of ``simd``, at most MR rows by
-COLS.
+A matrix is small enough for the caches, so there is no blocking: only the micro-kernel's groups of rows and columns.
 """
 
 import numpy as np
@@ -35,11 +34,30 @@ def flat(x):
     return x.reshape(x.size)
 
 
+def whole_product_by(record):
+    """Make the product of tiles by a micro-kernel in tiles of its own: a range would save less than it costs."""
+    wide, narrow, columns = record.wide, record.narrow, record.columns
+
+    @helper()
+    def product(c, c_row, a, a_row, a_step, b, b_row, rows, cols, depth, limit, adds):
+        """Do what the product on vectors does, for all rows and columns; neighbours in a row of a are 1 apart."""
+        for j in range(0, cols, columns):
+            y, to = at(b, j), at(c, j)
+            if cols - j > LANES:
+                wide(rows, a, a_row, y, b_row, to, c_row, depth, adds, (y, 0, 0, 4))
+            else:
+                narrow(rows, a, a_row, y, b_row, to, c_row, depth, adds, (y, 0, 0, 4))
+
+    return product
+
+
 def product_by(record):
-    """Make the product of tiles by a micro-kernel on vectors.
+    """Make the product of tiles by a micro-kernel.
 
     `group` elements of a row of a lie in one float, and b has `lines` rows for each float of a's.
     """
+    if record.tiled:
+        return whole_product_by(record)
     micro, narrow, unit, lines = record.wide, record.narrow, record.group, record.lines
 
     @helper()
