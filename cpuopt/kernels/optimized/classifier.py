@@ -10,8 +10,9 @@ from numba import prange
 from ... import ops
 from ...ops.classifier import BLOCK
 from ..compile.jit import helper, kernel
+from ..toolkit.blocks import ceil
 from ..toolkit.constants import ZERO
-from ..toolkit.micro.blocking import SHARED
+from ..toolkit.micro.blocking import LINE, SHARED
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
@@ -72,21 +73,27 @@ def clear(x, targets, ignore_index):
                 x[t, i] = ZERO
 
 
+@helper()
+def row_floats(V):
+    """Size a row of logits: each begins a cache line, and so does that of its gradient in bfloat16."""
+    return ceil(V, 2 * LINE) * 2 * LINE
+
+
 @helper(parallel=True)
-def loss_block(logits, losses, targets, ignore_index, rows):
+def loss_block(logits, V, losses, targets, ignore_index, rows):
     """Compute the losses of some tokens."""
-    V = logits.shape[1]
     for t in prange(logits.shape[0]):
-        total, top = shifted_sum(logits, np.int64(t) * V, np.int64(t) * V + V)
+        first = np.int64(t) * logits.shape[1]
+        total, top = shifted_sum(logits, first, first + V)
         target = targets[rows[t]]
         losses[rows[t]] = np.log(total) + (top - logits[t, target]) if target != ignore_index else ZERO
 
 
 @helper()
-def gradient_row(logits, losses, share, targets, ignore_index, t, bt):
+def gradient_row(logits, V, losses, share, targets, ignore_index, t, bt):
     """Compute the loss of a token, and turn its logits into their gradient."""
-    V = logits.shape[1]
-    lo, hi = t * V, t * V + V
+    lo = t * logits.shape[1]
+    hi = lo + V
     if targets[bt] != ignore_index:
         total, top = shifted_sum(logits, lo, hi)
         losses[bt] = np.log(total) + (top - logits[t, targets[bt]])
@@ -98,16 +105,16 @@ def gradient_row(logits, losses, share, targets, ignore_index, t, bt):
 
 
 @helper(parallel=True)
-def gradient_block(logits, gradient, losses, share, targets, ignore_index, rows):
+def gradient_block(logits, gradient, V, losses, share, targets, ignore_index, rows):
     """Compute the losses of some tokens, and turn the logits into their gradient, which is rounded if need be."""
-    V, W = logits.shape[1], gradient.shape[1]
+    W = gradient.shape[1]
     for t in prange(logits.shape[0]):
         row = np.int64(t)
-        gradient_row(logits, losses, share, targets, ignore_index, row, rows[t])
+        gradient_row(logits, V, losses, share, targets, ignore_index, row, rows[t])
         if is_half(gradient):
-            narrow(gradient, row * W, logits, row * V, V, False)
+            narrow(gradient, row * W, logits, row * logits.shape[1], V, False)
             if W > V:
-                gradient[t, V] = 0
+                gradient[t, V] = 0  # the other half of a word
 
 
 def scratch_of(products, tokens, per_thread, steps=False):
@@ -120,7 +127,8 @@ def scratch_of(products, tokens, per_thread, steps=False):
 
     def logits(s):
         n, V, C = tokens(s), s["V"], s["C"]
-        return n * (V + (-(-V // micro.group) if micro.rounds else 0)) + micro.room((n, C), (V, C))
+        row = row_floats.py_func(V)
+        return n * (row + (row // micro.group if micro.rounds else 0)) + micro.room((n, C), (V, C))
 
     def panels(s):
         n, C = tokens(s), s["C"]
@@ -166,17 +174,17 @@ def register(products):
         Memory: a block of logits.
         Bound: compute.
         """
-        (BT, C), V = inp.shape, weight.shape[0]
+        (BT, C), V, W = inp.shape, weight.shape[0], row_floats(weight.shape[0])
         threads, n = work.shape[0] // per_thread, find_rows(counted, losses, targets, ignore_index)
         for lo in range(0, n, BLOCK):
             hi = min(n, lo + BLOCK)
-            part, x, rows = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi], counted[lo:hi]
+            part, x, rows = logits[: (hi - lo) * W].reshape(hi - lo, W), inp[lo:hi], counted[lo:hi]
             if n < BT:
                 x = elements(some)[: (hi - lo) * C].reshape(hi - lo, C)
                 gather(x, inp, rows)
             a, w = operands(x, weight, logits)
             forward(part, a, w, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
-            loss_block(part, losses, targets, ignore_index, rows)
+            loss_block(part, V, losses, targets, ignore_index, rows)
         loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
     @by_epilogue(
@@ -205,6 +213,7 @@ def register(products):
             logits, panels, queue, work, counted, some, parts, dsome = scratch
             read = weight_of(to[0], weight)
             V, most, size = read.shape[0], BT if steps else BLOCK, count_floats(C)
+            W = row_floats(V)
             threads = work.shape[0] // max(per_thread, size)
             share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
             n = find_rows(counted, losses, targets, ignore_index)
@@ -212,14 +221,14 @@ def register(products):
                 clear(dinp, targets, ignore_index)
             for lo in range(0, n, most):
                 hi = min(n, lo + most)
-                part, x, rows = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi], counted[lo:hi]
+                part, x, rows = logits[: (hi - lo) * W].reshape(hi - lo, W), inp[lo:hi], counted[lo:hi]
                 if n < BT:
                     x = elements(some)[: (hi - lo) * C].reshape(hi - lo, C)
                     gather(x, inp, rows)
                 a, w = operands(x, read, logits)
                 forward(part, a, w, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
                 dlogits, _ = operand(part, logits[part.size :])
-                gradient_block(part, dlogits, losses, share, targets, ignore_index, rows)
+                gradient_block(part, dlogits, V, losses, share, targets, ignore_index, rows)
                 if dinp.shape[0] > 0:
                     d = dinp[lo:hi]
                     if n < BT:
@@ -227,7 +236,8 @@ def register(products):
                         if dinp_add:
                             gather(d, dinp, rows)
                     a, _ = words(dlogits, parts)
-                    backward_input(d, dinp_add, a, read, work[: threads * input_floats], parts, queue)
+                    room = panels if hi - lo > SHARED else parts  # for those of the weight, or for the sums of shares
+                    backward_input(d, dinp_add, a, read, work[: threads * input_floats], room, queue)
                     if n < BT:
                         scatter(dinp, d, rows)
                 if to[0].shape[0] > 0:

@@ -51,7 +51,7 @@ def gradient_block(logits, dlogits, losses, share, targets, ignore_index, rows):
     V = logits.shape[1]
     flat = dlogits.reshape(dlogits.size)
     for t in prange(logits.shape[0]):
-        gradient_row(logits, losses, share, targets, ignore_index, t, rows[t])
+        gradient_row(logits, V, losses, share, targets, ignore_index, t, rows[t])
         if is_half(dlogits):
             narrow(flat, rows[t] * V, logits, t * V, V, False)
         else:
@@ -74,7 +74,7 @@ def classifier_int8_forward(
     for lo in range(0, n, BLOCK):
         hi = min(n, lo + BLOCK)
         part = block_logits(lo, hi, n, inp, weight, scales, logits, some, counted, q, steps, offsets, panels, queue)
-        loss_block(part, losses, targets, ignore_index, counted[lo:hi])
+        loss_block(part, part.shape[1], losses, targets, ignore_index, counted[lo:hi])
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 

@@ -51,7 +51,7 @@ from ..toolkit.micro.records import MICRO_KERNELS
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import LANES, MR, NR, at, prefetch, put_place, transpose
-from ._backward_input import input_by, share_floats
+from ._backward_input import input_by, packed_floats, share_floats
 from ._forward import FORWARD_SCRATCH, forward_by, prefers_by
 
 LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
@@ -235,8 +235,7 @@ def thin_by(micro, pack_outputs):
     @helper()
     def thin_chunk(to, few, many, mine, c0, c1):
         """Compute few' many[:, c0:c1] in these columns of `to`; a panel is packed when its turn comes."""
-        M, R = few.shape
-        C = many.shape[1]
+        M, (R, C), many_row = few.shape[0], to.shape, many.shape[1]
         groups = ceil(R, most_rows)
         block, panel = mine, mine[THIN_DEPTH * THIN :]
         tile = panel[THIN_DEPTH * NR * lines :]
@@ -250,8 +249,8 @@ def thin_by(micro, pack_outputs):
                 pack(panel, many, m, c, depth)
                 inside = c + NR <= C
                 target, row = (at(to, c), C) if inside else (at(tile, 0), NR)
-                ahead = at(many, m * C + c + NR if c + NR < c1 else (m + depth * group) * C + c0)
-                a, b, fetch = at(block, 0), at(panel, 0), (ahead, depth // groups * C, C, shift)
+                ahead = at(many, m * many_row + c + NR if c + NR < c1 else (m + depth * group) * many_row + c0)
+                a, b, fetch = at(block, 0), at(panel, 0), (ahead, depth // groups * many_row, many_row, shift)
                 multiply(R, a, PACKED, b, NR, target, row, depth, m > 0 and inside, fetch)
                 if not inside:
                     add_columns(to, 0, c, tile, R, m > 0)
@@ -329,7 +328,7 @@ def weight_by(micro):
             whole = panels[: N * C if thin else 0].reshape(min(N, C) if thin else 0, max(N, C))
             if thin:
                 few, many = (dout, inp) if N < C else (inp, dout)
-                chunks = pieces(many.shape[1], COLUMNS, NR, 1, threads)
+                chunks = pieces(max(N, C), COLUMNS, NR, 1, threads)
                 deal(queue, chunks)
                 for t in prange(threads):
                     chunk = take(queue, t)
@@ -410,8 +409,8 @@ class Products:
         """List the scratch of a gradient of the input."""
 
         def parts(s):
-            rows = up(s["OC"], self.micro.group)
-            return share_floats(s["BT"], s["C"], rows) + self.micro.room((s["BT"], s["OC"]))
+            M, C, N = s["BT"], s["C"], up(s["OC"], self.micro.group)
+            return share_floats(M, C, N) + packed_floats(self.micro, M, C, N) + self.micro.room((M, s["OC"]))
 
         return [("panels", for_each_thread(self.input_floats)), ("parts", parts), QUEUE]
 

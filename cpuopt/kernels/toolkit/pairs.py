@@ -15,7 +15,7 @@ from ..compile.jit import helper
 from ..compile.numba_internals import populate_array
 from ..compile.storage import bfloat16, full
 from .lanes import INT, SIZE, Lanes, load, load_some, store, store_some, vector
-from .simd import F32, HOST, I16, I32, I64, LANES, LINE, Emit, unit_of
+from .simd import F32, HOST, I16, I32, I64, LANES, LINE, NR, Emit, unit_of
 
 
 def view_of(dtype, shift):
@@ -236,7 +236,46 @@ def put_of(lines):
     return put
 
 
-put, put_words = put_of(Emit.lines), put_of(lambda emit, words: [words])
+def interleave_of(lines):
+    """Make the function that writes what `lines` makes of words of whole rows."""
+
+    @intrinsic
+    def interleave(typingctx, panel, i, line, x, first, step, depth):
+        """Interleave NR columns of rows 2 k and 2 k + 1 of x for k < depth, from element `first` on, `step` apart.
+
+        A line of a panel is `line` floats; the first begins at offset i.
+        """
+
+        def codegen(context, builder, signature, args):
+            emit, (panel, i, line, x, first, step, depth) = Lanes(context, builder), args
+            kind = signature.args[3]
+            with cgutils.for_range(builder, depth) as loop:
+                row = builder.add(first, builder.mul(emit.times(loop.index, 2), step))
+                for n in range(0, NR, LANES):
+                    low, high = (
+                        bits_at(emit, kind, emit.at(emit.point(kind, x, at), n, unit_of(kind)), LANES)
+                        for at in (row, builder.add(row, step))
+                    )
+                    word = builder.or_(low, builder.shl(high, full(high.type, 16)))
+                    parts = lines(emit, builder.bitcast(word, ir.VectorType(F32, LANES)))
+                    to = builder.add(i, builder.mul(emit.times(loop.index, len(parts)), line))
+                    for m, part in enumerate(parts):
+                        place = builder.add(to, emit.times(line, m))
+                        emit.store(part, emit.at(emit.point(signature.args[0], panel, place), n))
+            return context.get_dummy_value()
+
+        return types.void(panel, INT, INT, x, INT, INT, INT), codegen
+
+    return interleave
+
+
+def one_line(emit, words):
+    """List words as they are."""
+    return [words]
+
+
+put, put_words = put_of(Emit.lines), put_of(one_line)
+interleave, interleave_words = interleave_of(Emit.lines), interleave_of(one_line)
 
 
 def adder_of(tile):

@@ -9,7 +9,7 @@ from ...compile.jit import helper
 from .. import simd
 from ..constants import ZERO
 from ..lanes import load, store
-from ..pairs import halves, load_pair, pack_rows, pair, put, read_of, words
+from ..pairs import halves, interleave, load_pair, pack_rows, pair, put, read_of, words
 from ..simd import HOST, LANES, MR, NR, PER_WORD, at, copy
 from . import MicroKernel
 from .blocking import FEW, FLOATS_DEPTH, WORDS_DEPTH
@@ -117,7 +117,7 @@ def one_pair(x, row, column):
     return pair(x, i, i + x.shape[1] if row + 1 < x.shape[0] else -1)
 
 
-def pack_pairs_by(put, lines):
+def pack_pairs_by(put, interleave, lines):
     """Make the function that packs panels of words of two rows."""
 
     @helper()
@@ -126,9 +126,11 @@ def pack_pairs_by(put, lines):
 
         A row beyond the last is zero, and so are columns beyond the last.
         """
-        columns = min(NR, x.shape[1] - column)
-        whole = columns // LANES * LANES
-        for k in range(depth):
+        R, C = x.shape
+        columns = min(NR, C - column)
+        whole, rows = columns // LANES * LANES, min(depth, (R - row) // 2) if columns == NR else 0
+        interleave(panel, 0, NR, x, row * C + column, C, rows)
+        for k in range(rows, depth):
             to = k * lines * NR
             for n in range(0, whole, LANES):
                 put(panel, to + n, NR, load_pairs(x, row + 2 * k, column + n))
@@ -179,7 +181,7 @@ PAIRS = replace(
     listed=simd.listed_pair_product if HOST.ahead else None,
     put=put,
     transpose=simd.transpose_words,
-    pack=pack_pairs_by(put, PER_WORD),
+    pack=pack_pairs_by(put, interleave, PER_WORD),
     lay=lay_pairs,
     one=one_pair,
     words=words_of,

@@ -29,7 +29,7 @@ from numba.extending import intrinsic
 
 from ....compile.jit import helper
 from ...blocks import PACKED, padded
-from ...pairs import put_words
+from ...pairs import interleave_words, put_words
 from ...quads import Quads
 from ...simd import BYTE, F32, FETCH, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
 from .. import host, targets
@@ -273,7 +273,7 @@ TILES = replace(
     listed=None,
     put=put_words,
     transpose=transpose,
-    pack=pack_pairs_by(put_words, 1),
+    pack=pack_pairs_by(put_words, interleave_words, 1),
     allowed=HERE or targets.chosen() is not None or EMULATED,  # whose order they have
     emulated=EMULATED,
     chain=None if EMULATED else chain_of(FLOATS_BY),
