@@ -40,7 +40,7 @@ from . import proof
 SIDE = 16  # rows of a tile, and words or floats of a row
 ROWS = 2 * SIDE  # of a product: two tiles of rows and two of columns need four loads for four products
 WIDTH = 4 * SIDE  # bytes of a row
-DEPTH = 256  # words of k at a time: their part of a panel is 32 KB of L1
+DEPTH = 128  # words of k at a time: their part of a panel and that of 32 rows are 16 KB of L1 each
 FLOPS = 8 * 4 * SIDE**3  # of bfloat16, of eight products of tiles; of int8 there are twice as many
 FLOATS_BY, QUADS_BY = "tdpbf16ps", "tdpbsud"
 FEATURES = targets.AVX512 | targets.AMX
@@ -111,11 +111,13 @@ class Tiles:
         with cgutils.for_range(bld, bld.udiv(bld.add(depth, I64(SIDE - 1)), I64(SIDE))) as loop:
             self.fetch(loop.index, *fetch)
             word = emit.times(loop.index, SIDE)
-            for j in range(vectors):
-                self.call("tileloadd64", 6 + j, place(b, line, word, SIDE * j), line)
-            for i in range(1 + tall):
-                self.call("tileloadd64", 4 + i, emit.at(place(a, row, I64(SIDE * i)), emit.times(word, 4), BYTE), row)
-                for j in range(vectors):
+            rows = [emit.at(place(a, row, I64(SIDE * i)), emit.times(word, 4), BYTE) for i in range(1 + tall)]
+            for j in range(vectors):  # each tile right before its first product
+                for i in range(1 + tall):
+                    if j == 0:
+                        self.call("tileloadd64", 4 + i, rows[i], row)
+                    if i == 0:
+                        self.call("tileloadd64", 6 + j, place(b, line, word, SIDE * j), line)
                     self.call(by, 2 * i + j, 4 + i, 6 + j)
         for tile, where in sums:
             self.call("tilestored64", tile, where, c_row)
