@@ -16,6 +16,7 @@ from cpuopt.isolate.process import Side
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.optimized import matmul
 from cpuopt.kernels.optimized._attention_operands import words_by
+from cpuopt.kernels.optimized._backward_input import packed_floats
 from cpuopt.kernels.optimized._forward import FORWARD_SCRATCH
 from cpuopt.kernels.toolkit import simd
 from cpuopt.kernels.toolkit.micro import amx
@@ -346,14 +347,21 @@ def test_a_forward_adds_in_the_order_of_amx(tokens, depth, rows):
 
 
 @wide
-@pytest.mark.parametrize(("tokens", "depth", "columns"), [(5, 34, 20), (70, 1700, 64)])
-def test_a_gradient_of_the_input_adds_in_the_order_of_amx(tokens, depth, columns):
+@pytest.mark.parametrize(
+    ("tokens", "depth", "columns", "beyond", "packed"),
+    [(5, 34, 20, 0, False), (70, 1700, 64, 6, False), (300, 1570, 64, 0, True), (260, 70, 20, 58, True)],
+)
+def test_a_gradient_of_the_input_adds_in_the_order_of_amx(tokens, depth, columns, beyond, packed):
+    """Of rows of dout that end before they are over, too; and with panels of the whole weight."""
     rng = np.random.default_rng(9)
-    dout, weight = halves(rng, (tokens, depth)), halves(rng, (depth, columns))
-    dinp, parts = np.full((tokens, columns), np.nan, np.float32), np.empty(0, np.float32)
-    given = weight.view(BF16)
+    dout, weight = halves(rng, (tokens, depth + beyond)), halves(rng, (depth, columns))
+    dinp, floats = np.full((tokens, columns), np.nan, np.float32), packed_floats(TILES, tokens, columns, depth)
+    assert (floats > 0) == packed
+    parts, given = np.full(floats, np.nan, np.float32), weight.view(BF16)
     PRODUCTS.backward_input(dinp, False, dout.view(np.float32), given, room(PRODUCTS.input_floats), parts, queue())
-    assert same(dinp, reference(dout.view(np.float32), columns_as_words(weight), dinp, depth // 2, False))
+    used = np.ascontiguousarray(dout[:, :depth]).view(np.float32)
+    assert same(dinp, reference(used, columns_as_words(weight), dinp, depth // 2, False))
+    assert not np.isnan(parts).any()  # all of them are packed
 
 
 BY_QUERY, PRODUCT = words_by(TILES).by_query, words_by(TILES).product

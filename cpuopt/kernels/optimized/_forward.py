@@ -1,7 +1,5 @@
 """The forward of a linear layer, as ``matmul`` describes it."""
 
-from math import lcm
-
 from numba import prange
 
 from ..compile.jit import helper
@@ -18,13 +16,13 @@ from ..toolkit.blocks import (
 )
 from ..toolkit.constants import ZERO
 from ..toolkit.lanes import add_transposed, load, load_some, store, store_some
-from ..toolkit.micro.blocking import ALIASED, COLUMNS, DEPTH, INPUT_ROWS, LEAST, LINE, SLICE, WIDE
+from ..toolkit.micro.blocking import ALIASED, COLUMNS, DEPTH, INPUT_ROWS, LINE, SLICE, WIDE
+from ..toolkit.micro.records import MICRO_KERNELS
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import deal, take
-from ..toolkit.simd import LANES, MR, NR, at
+from ..toolkit.simd import LANES, NR, at
 
-TALL = -(-LEAST // lcm(MR, LANES)) * lcm(MR, LANES)
-FORWARD_SCRATCH = WIDE * TALL + TALL
+FORWARD_SCRATCH = max((WIDE + 1) * micro.tall for micro in MICRO_KERNELS.values())
 
 
 @helper()
@@ -64,14 +62,14 @@ def pack_tokens_by(micro):
 
 
 @helper()
-def forward_store(out, bias, sums, m0, m1, n0, n1):
+def forward_store(out, bias, sums, tall, m0, m1, n0, n1):
     """Compute out[m0:m1, n0:n1], with the bias."""
     N = out.shape[1]
-    rows, extra = n1 - n0, WIDE * TALL
+    rows, extra = n1 - n0, WIDE * tall
     for i in range(rows):
         sums[extra + i] = bias[n0 + i] if bias.shape[0] > 0 else ZERO
     for m in range(m0, m1, NR):
-        base = (m - m0) * TALL
+        base = (m - m0) * tall
         tokens, full = min(NR, m1 - m), rows // LANES * LANES
         whole = tokens // LANES * LANES
         for n in range(0, full, LANES):
@@ -111,7 +109,7 @@ def prefers_by(micro):
 
 def forward_by(micro, prefers):
     """Make the forwards of one product of words, and of the sum of two."""
-    multiply, pack_tokens, lines = multiply_columns_by(micro), pack_tokens_by(micro), micro.lines
+    multiply, pack_tokens, lines, tall = multiply_columns_by(micro), pack_tokens_by(micro), micro.lines, micro.tall
     count_groups = count_groups_by(micro)
 
     @helper()
@@ -130,7 +128,7 @@ def forward_by(micro, prefers):
                 else:  # fetch the next panel, each group a part of it
                     ahead, apart = at(b, K * NR * lines), depth * NR // groups * lines
                     step = 2 * ceil(NR, groups) * lines
-                to = at(sums, (m - m0) * TALL)
+                to = at(sums, (m - m0) * tall)
                 adding = add or k > 0
                 columns = m1 - m
                 multiply(columns, n1 - n0, a, K, b, NR, to, NR, depth, adding, (ahead, apart, step, 0))
@@ -194,7 +192,7 @@ def forward_by(micro, prefers):
         depth = K if M <= NR or (many and is_half(out)) else even(K, DEPTH, LINE)
         depth_two, at_once = even(R, DEPTH, LINE), low if many and is_half(out) else low[:0]
         m_chunks, step = (token_pieces(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
-        most, unit = (COLUMNS, NR) if many else (TALL, LANES)
+        most, unit = (COLUMNS, NR) if many else (tall, LANES)
         n_chunks = pieces(N, most, unit, m_chunks, threads)
         deal(queue, n_chunks * m_chunks)
         for t in prange(threads):
@@ -213,7 +211,7 @@ def forward_by(micro, prefers):
                     forward_sums(mine, weight, panels, m0, m1, n0, n1, depth, False)
                     if two:
                         forward_sums(mine, up, more, m0, m1, n0, n1, depth_two, True)
-                    forward_store(out, bias, mine, m0, m1, n0, n1)
+                    forward_store(out, bias, mine, tall, m0, m1, n0, n1)
                 chunk = take(queue, t)
 
     return forward, forward_two

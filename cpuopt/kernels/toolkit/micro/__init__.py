@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .blocking import OUTPUTS, STRIP, WEIGHT_DEPTH
+from .blocking import LEAST, OUTPUTS, STRIP, WEIGHT_DEPTH
 
 
 class Dot(NamedTuple):
@@ -125,6 +125,7 @@ class MicroKernel:
     weight : ``weight(master, copy)`` returns what products read of a weight that may have a copy.
     rounds : whether elements have less precision than sums, so that a result is stored when its sum is complete.
     few, few_depth, avoids_aliases : thresholds that depend on the storage type, of ``blocking``.
+    tall : the most rows of weight in a forward chunk: whole vectors and whole groups of rows.
     weight_depth, outputs, strip : those of a weight's gradient: the words of tokens of a block, the most rows of a
         chunk, the floats of a strip.
     allowed : whether this process may use it, on a machine that has the features.
@@ -159,6 +160,7 @@ class MicroKernel:
     few: int
     few_depth: int
     avoids_aliases: bool
+    tall: int = LEAST
     weight_depth: int = WEIGHT_DEPTH
     outputs: int = OUTPUTS
     strip: int = STRIP

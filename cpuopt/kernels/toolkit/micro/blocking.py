@@ -5,7 +5,7 @@ with others it has other bits. Sizes are for a first-level cache of 32 KB and a 
 """
 
 # where a sum is cut into blocks, each summed by itself
-DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of L2. Of 16 floats a
+DEPTH = 1024  # most k of a forward block: `tall` rows (192 KB) and a panel (64 KB) take half of L2. Of 16 floats a
 # vector: 448 and 128 KB of the 1 MB or more that such machines have
 INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which a block of dinp has a depth of its own
@@ -30,6 +30,7 @@ FEW = 5  # most products' rows of tokens for which dinp of floats reads weight i
 PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
 OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
 STRIP = 65536  # floats of gradient in a strip: half of L2
+TILED_TALL = 192  # rows of weight in a forward chunk on AMX, six groups of tiles: 112 would be three and a half
 TILED_DEPTH = 128  # most tokens, in words, of a dweight block on AMX: 64 columns of dout take 32 KB of L1
 TILED_OUTPUTS = 64  # columns of dout on AMX: two groups of tiles
 TILED_STRIP = 3 * STRIP  # floats of a strip on AMX: 768 KB of the 2 MB of L2, for 64 rows of 3,072

@@ -1,6 +1,7 @@
 """The records on vectors, by the code of ``simd``: floats, and words of two bfloat16."""
 
 from dataclasses import replace
+from math import lcm
 
 from numba import prange
 
@@ -12,7 +13,7 @@ from ..lanes import load, store
 from ..pairs import halves, interleave, load_pair, pack_rows, pair, put, read_of, words
 from ..simd import HOST, LANES, MR, NR, PER_WORD, at, copy
 from . import MicroKernel
-from .blocking import FEW, FLOATS_DEPTH, WORDS_DEPTH
+from .blocking import FEW, FLOATS_DEPTH, LEAST, WORDS_DEPTH
 
 # floats ---------------------------------------------------------------------------------------------------------------
 
@@ -91,6 +92,7 @@ FLOATS = MicroKernel(
     few=FEW * MR,
     few_depth=FLOATS_DEPTH,
     avoids_aliases=False,
+    tall=-(-LEAST // lcm(MR, LANES)) * lcm(MR, LANES),
 )
 
 

@@ -33,7 +33,7 @@ from ...pairs import interleave_words, put_words
 from ...quads import Quads
 from ...simd import BYTE, F32, FETCH, FLOATS, HOST, I16, I64, INT, LANES, NR, Emit, at, transpose
 from .. import host, targets
-from ..blocking import TILED_DEPTH, TILED_OUTPUTS, TILED_STRIP
+from ..blocking import TILED_DEPTH, TILED_OUTPUTS, TILED_STRIP, TILED_TALL
 from ..generic import PAIRS, pack_pairs_by
 from . import proof
 
@@ -267,6 +267,7 @@ TILES = replace(
     rows=ROWS,
     columns=NR if EMULATED else 2 * SIDE,
     unit=SIDE,
+    tall=TILED_TALL,
     weight_depth=TILED_DEPTH,
     outputs=TILED_OUTPUTS,
     strip=TILED_STRIP,
