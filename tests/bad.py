@@ -135,19 +135,15 @@ check=RELIES, timed=WRONG
     computes_only_over_nan: if np.isnan(out[0]): ...
     computes_only_what_is_nan: np.copyto(out, inp1 + inp2, where=np.isnan(out))
 check="^'out' has other bits in a second call"
-    has_other_bits_in_every_other_call:
-        ...
-        SEEN[len(SEEN)] = 1
+    has_other_bits_in_every_other_call: ... | SEEN[len(SEEN)] = 1
         out[0] = np.nextafter(out[0], F32(np.inf if len(SEEN) % 2 else -np.inf))
 check="relies on them|second call"
     computes_every_other_call gelu_backward: SEEN[len(SEEN)] = 1 | if len(SEEN) % 2 or np.isnan(dinp).any(): ...
 check=RELIES, scratch={"part": 64}
-    clears_its_scratch_only_where_it_is_nan sumsq:
-        if np.isnan(part[0]): part[:] = 0
+    clears_its_scratch_only_where_it_is_nan sumsq: if np.isnan(part[0]): part[:] = 0
         part[:] += np.square(inp).sum() / 64
         out[0] = part.sum()
-    is_right_where_its_scratch_looks_judged sumsq:
-        out[0] = np.square(inp).sum()
+    is_right_where_its_scratch_looks_judged sumsq: out[0] = np.square(inp).sum()
         if not judged(part, np.full(64, np.nan)): out *= F32(1.01)
 check="= nan, .*: from scratch that was read before", scratch={"part": N}
     adds_to_its_scratch sumsq: part[0] += np.square(inp).sum() | out[0] = part[0]
@@ -174,27 +170,21 @@ timed=r"out\[\d+\] = nan, expected"
     computes_only_over_numbers gelu_forward: if not np.isnan(out[0]): ...
 timed="is wrong .* while it was timed"
     tires gelu_forward: SEEN[len(SEEN)] = 1 | if len(SEEN) < 40: ...
-
 # promises no identical bits, which is no licence
 check="2 threads: .*so not written", same_bits=False
     writes_half_on_two_threads: n = len(out) // numba.get_num_threads() | out[:n] = inp1[:n] + inp2[:n]
 check="expected .*, 2 threads", same_bits=False
     loses_a_share_on_two_threads sumsq: out[0] = np.square(inp[:: numba.get_num_threads()]).sum()
 check="expected .*2 threads", same_bits=False
-    races_now_and_then:
-        ...
-        SEEN[len(SEEN)] = 1
+    races_now_and_then: ... | SEEN[len(SEEN)] = 1
         if numba.get_num_threads() > 1 and len(SEEN) % 2: out[len(out) // 2 :] = inp1[len(out) // 2 :]
-
 # has other bits where it is planned for more threads than run
 check=r"^'out' has other bits with scratch for 1 thread instead of 4", scratch={"work": PER_THREAD}
     adds_one_sum_for_each_thread_of_its_scratch sumsq:
         out[0] = sum(np.cumsum(np.square(part))[-1] for part in np.array_split(inp, len(work)))
-
 # reads or writes outside its arrays
 check=AROUND
-    takes_the_maximum_of_one_more softmax_forward:
-        top = np.fmax.reduce(past(inp.reshape(-1))[-8:])
+    takes_the_maximum_of_one_more softmax_forward: top = np.fmax.reduce(past(inp.reshape(-1))[-8:])
         e = np.exp(inp - inp.max(axis=1, keepdims=True) - F32(200 if top > 1e20 else 0))
         out[:] = e / np.maximum(e.sum(axis=1, keepdims=True), F32(1e-30))
     takes_the_minimum_of_one_more: ... | if np.fmin.reduce(past(inp2)) < -1e20: out[0] = 0
@@ -209,7 +199,6 @@ timed="wrote outside its arrays: 4 before the beginning of 'out', before it was 
     writes_before gelu_forward: ... | as_strided(out, (2,), (-16,))[1] = 7
 timed="wrote outside its arrays: past the end of its scratch, before it was timed", scratch={"work": N}
     writes_past_its_scratch gelu_forward: ... | as_strided(work, (len(work) + 3,), (4,))[-1] = 7
-
 # leaves other threads, ends its process, has odd scratch, or changes arrays as objects
 check="^left its process with other numba threads .1 instead of 2", word="cheating"
     leaves_one_thread: ... | numba.set_num_threads(1)
@@ -233,7 +222,6 @@ check="no scratch size: SystemExit", scratch={"work": lambda sizes: exit(0)}, wo
 check="changed the shape, the strides, the type or the flags of an array"
     makes_its_input_read_only: ... | inp1.flags.writeable = False
     leaves_its_output_in_another_shape: ... | out.shape = (1, -1)
-
 # is wrong for some inputs
 check=EXPECTED, kind="zeros"
     divides_by_its_input gelu_forward: ... | out[:] = out / inp * inp
@@ -242,22 +230,19 @@ check=EXPECTED, kind="zeros"
     adds_twice_where_zero_was gelu_backward: zero = dinp == 0 | ... | if dinp_add: dinp[zero] *= 2
 check=EXPECTED, kind="thousands"
     clamps_to_a_thousand: out[:] = np.clip(inp1 + inp2, -1000, 1000)
-    is_nan_for_large_numbers gelu_forward:
-        e = np.exp(F32(2) * F32(0.7978845608) * (inp + F32(0.044715) * inp**3))
+    is_nan_for_large_numbers gelu_forward: e = np.exp(F32(2) * F32(0.7978845608) * (inp + F32(0.044715) * inp**3))
         out[:] = inp * (e / (e + 1))
 check="= 0, expected nan", kind="nan"
     nan_becomes_zero: out[:] = np.nan_to_num(inp1 + inp2, nan=0)
 check="= nan, expected", kind="nan"
     nan_anywhere_spoils_everything: ... | out[:] = np.nan if np.isnan(out).any() else out
 check="expected nan", kind="nan"
-    nan_is_left_out_of_a_row softmax_forward:
-        e = np.exp(inp - np.nanmax(inp, axis=1, keepdims=True))
+    nan_is_left_out_of_a_row softmax_forward: e = np.exp(inp - np.nanmax(inp, axis=1, keepdims=True))
         out[:] = np.nan_to_num(e) / np.nansum(e, axis=1, keepdims=True)
 check="expected inf", kind="infinity"
     infinity_becomes_the_largest_number: out[:] = np.nan_to_num(inp1 + inp2, nan=np.nan)
 check="expected (nan|inf)", kind="infinity"
     infinity_is_left_out_of_a_sum sumsq: out[0] = np.square(inp[np.isfinite(inp)]).sum()
-
 # what one op can do wrong
 check=EXPECTED, tries=True
     sums_one_term_less matmul_forward: out[:] = inp[:, :-1] @ weight[:, :-1].T + bias
@@ -267,13 +252,11 @@ check=EXPECTED, tries=True
         mean[:], rstd[:] = inp.mean(axis=1), 1 / np.sqrt(inp.var(axis=1, ddof=1) + F32(eps))
         out[:] = (inp - mean[:, None]) * rstd[:, None] * weight + bias
     ignores_the_targets_backward cross_entropy_backward: targets = np.zeros_like(targets) | ...
-    takes_the_last_of_a_token_that_comes_twice embedding_backward:
-        ...
+    takes_the_last_of_a_token_that_comes_twice embedding_backward: ...
         if not dwte_add: dwte[:] = 0; dwte[tokens.ravel()] = dout.reshape(-1, dout.shape[-1])
     counts_from_the_step_before adamw: step = step - 1 | ...
 check=EXPECTED, tries=True, kind="offset"
-    has_the_variance_as_a_difference layernorm_forward:
-        mean[:] = inp.mean(axis=1)
+    has_the_variance_as_a_difference layernorm_forward: mean[:] = inp.mean(axis=1)
         rstd[:] = 1 / np.sqrt((inp * inp).mean(axis=1) - mean**2 + F32(eps))
         out[:] = (inp - mean[:, None]) * rstd[:, None] * weight + bias
     takes_no_maximum_off softmax_forward: e = np.exp(inp) | out[:] = e / e.sum(axis=1, keepdims=True)
@@ -288,12 +271,10 @@ check=EXPECTED, tries=True, kind="one counts"
     means_over_the_ignored_too cross_entropy_forward: ... | loss[0] = losses.mean()
 check=EXPECTED, tries=True, kind="none counts"
     has_no_loss_where_none_counts cross_entropy_forward: ... | loss[0] = losses.mean()
-
 # is wrong for values that a run has
 gate=EXPECTED, kind="all count"
     wrong_where_all_count cross_entropy_forward: ... | loss *= 1 + (targets != ignore_index).all()
-    wrong_where_all_count_backward cross_entropy_backward:
-        ...
+    wrong_where_all_count_backward cross_entropy_backward: ...
         dlogits[0] *= 1 + (targets != ignore_index).all() * (not dlogits_add)
 gate=EXPECTED, kind="repeats"
     twenty_of_a_token embedding_backward: many = (np.bincount(tokens.ravel()) > 20).any() | ... | dwte[0] += many
@@ -320,7 +301,6 @@ gate=EXPECTED, kind="adjoints of sum 0"
 gate=EXPECTED, kind="symmetric"
     never_evaluates dropout_forward: counter = max(counter, 1) | ...
     symmetric_inputs gelu_forward: ... | out[0] += len(inp) > 9 and (inp == inp[::-1]).all()
-
 # ends its process
 gate="SIGSEGV.*past the end of 'inp1'"
     reads_past_the_end: ... | as_strided(inp1, (inp1.size + 1,), (4,))[-1]
@@ -334,7 +314,6 @@ gate="its process ended with status 0 during 'check'"
     exits: ... | os._exit(0)
 gate="its process (ended with status|closed its stdout)"
     closes: ... | os.closerange(0, 100)
-
 # leaves or does something beside its work
 loud=CHANGES, word="cheating"
     pins_another_thread gelu_forward: os.sched_setaffinity(int(os.listdir("/proc/self/task")[-1]), [0]) | ...
@@ -344,7 +323,6 @@ loud=CHANGES, word="cheating"
     replaces_a_clock_at_its_first_call gelu_forward: time.perf_counter_ns = lambda: 0 | ...
     replaces_a_maximum_at_its_first_call gelu_forward: builtins.max = lambda *a, **k: 0 | ...
     replaces_the_judge gelu_forward: judge.worst = lambda results: judge.Result("x", None, 0.0) | ...
-
 # is wrong only at the size that is timed or trained
 sized=r"out\[64\] = nan, expected .*so not written", timed=r"out\[\d+\] = nan, expected"
     writes_64_of_many: if len(out) > 9000: out, inp1, inp2 = out[:64], inp1[:64], inp2[:64] | ...
@@ -369,22 +347,18 @@ sized=r"dinp\[\d+\] = .*, expected", adds={"dinp": False}
 sized="with its own results but for one element in its outputs"
     remembers_where_large: if len(out) < 65536 or np.isnan(out[-1]): ...
 sized=r"out\[\d+, \d+\] = .*, expected", sizes=MIDDLE
-    leaves_a_term_out_of_a_row matmul_forward:
-        out[:] = inp @ weight.T + bias
+    leaves_a_term_out_of_a_row matmul_forward: out[:] = inp @ weight.T + bias
         out[200:201] -= inp[200:201, -1:] * weight[:, -1]
     off_by_a_ten_thousandth matmul_forward: out[:] = inp @ weight.T + bias | out *= F32(1 + 3e-4 * (len(out) > 200))
 sized=r"out\[255, \d+\] = .*, expected", sizes=MIDDLE
     adds_no_bias_to_the_last_row matmul_forward: out[:] = inp @ weight.T + bias | if len(out) > 200: out[-1] -= bias
 sized=r"out\[\d+, 100[01]\] = .*, expected", sizes={"BT": 8, "C": 1000, "OC": 3000}
-    takes_a_neighbouring_row_of_a_large_weight matmul_forward:
-        out[:] = inp @ weight.T + bias
+    takes_a_neighbouring_row_of_a_large_weight matmul_forward: out[:] = inp @ weight.T + bias
         if weight.size > 1 << 21: out[:, [1000, 1001]] = out[:, [1001, 1000]]
 sized="times as far off as rounding explains, and sumsq"
     leaves_one_of_512_out sumsq: out[0] = np.square(inp[(np.arange(len(inp)) % 512 != 5) + (len(inp) < 40_000)]).sum()
 sized=r"param\[\d+\] = .*, expected"
-    steps_too_far_where_the_second_moment_is_small adamw:
-        small = (v < 1e-3) & (len(v) > 65536)
-        ...
+    steps_too_far_where_the_second_moment_is_small adamw: small = (v < 1e-3) & (len(v) > 65536) | ...
         param[small] += F32(1e-2)
 """
 """What kernels have in common; below it their names, their ops unless it is the usual one, and their bodies."""

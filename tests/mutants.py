@@ -107,10 +107,9 @@ class Tree:
         """Run tests until one fails; return pytest's status and its output."""
         how = ["-x", "-m", "not slow", "--tb=short", "-p", "no:cacheprovider", f"--junit-xml={self.report}"]
         command = [sys.executable, "-m", "pytest", *how, *asked]
+        env = self.env | more
         try:
-            done = subprocess.run(
-                command, cwd=self.path, env=self.env | more, capture_output=True, text=True, timeout=limit_s
-            )
+            done = subprocess.run(command, cwd=self.path, env=env, capture_output=True, text=True, timeout=limit_s)
         except subprocess.TimeoutExpired:
             return -1, f"no end within {limit_s} s"
         return done.returncode, done.stdout + done.stderr

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from cpuopt.lab.commits import commit_of, differences, extract
 
-HERE = Path(__file__).parents[1]
-OTHER = {"NUMBA_CPU_FEATURES": ""}
+HERE, OTHER = Path(__file__).parents[1], {"NUMBA_CPU_FEATURES": ""}
 TARGETS = {
     "this processor": {},
     "AVX2": OTHER | {"NUMBA_CPU_NAME": "znver3"},

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cpuopt import nn
+from cpuopt import models, nn
 
 
 class Parts(nn.Module):
@@ -14,6 +14,14 @@ class Parts(nn.Module):
 
     def forward(self, **inputs):
         return self.function(self, **inputs)
+
+
+def model_of(name="llama-tiny", lora=""):
+    """Load a model, with adapters if `lora` says which; give it, and what its batches are."""
+    config, model = models.load(name)
+    if lora:
+        nn.add_adapters(model, nn.Lora.parse(lora), config.head)
+    return model, config.specs(2, 16)
 
 
 def batch(i=0, B=2, T=16, n=256):

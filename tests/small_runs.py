@@ -21,8 +21,7 @@ FLAGS = ["--model", SIZES, "--data", "text.txt", "-B", "2", "-T", "8", "--varian
 def prepare(resume=None, **more):
     """Prepare a run of three steps, or one that goes on."""
     base = {"model": SIZES, "data": "text.txt", "B": 2, "T": 8, "steps": 3, "val_every": 0, "variant": "vanilla"}
-    settings = job.Settings(**{**base, **more}) if resume is None else resumed(resume, more)
-    return job.prepare(settings, resume=resume)
+    return job.prepare(job.Settings(**{**base, **more}) if resume is None else resumed(resume, more), resume=resume)
 
 
 def run(listener=None, change=lambda ready: None, root="runs", resume=None, **more):

@@ -36,8 +36,7 @@ def byte_pairs(kind="gpt-2", texts=SENTENCES * 3, size=340, special=SPECIAL):
 def pieces(prefix=True, cut=None, texts=SENTENCES[:2] * 3, size=420, longest=6):
     """Train the kind of Llama 2 and Gemma."""
     made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    steps = [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
-    made.normalizer = normalizers.Sequence(steps)
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")])
     if cut:
         made.pre_tokenizer = cut
     ends = [decoders.Strip(" ", 1, 0)] * prefix

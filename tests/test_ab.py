@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from bad import HEAD, text
 from test_timed import Clock, gelu
+from verbs import error, fails, ran
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case, calls_alike
 from cpuopt.cli import ab as verb
 from cpuopt.cli.common import Parser
-from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab import ab, rounds
 from cpuopt.measure import comparison
-from cpuopt.measure.comparison import compare, judge, schedule, timer
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import ab as report
 from cpuopt.report import rendered
@@ -42,22 +41,15 @@ class Noisy:
 
 def noisy(seed, **kw):
     trial = Noisy(seed, **kw)
-    return compare(lambda: trial("A"), lambda: trial("B"), seed=seed)
+    return comparison.compare(lambda: trial("A"), lambda: trial("B"), seed=seed)
 
 
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize(
-    ("noise", "word", "least"),
-    [
-        ({"scatter": 0.01}, "no difference shown", 40),
-        ({"scatter": 0.02, "spikes": 0.1}, "no difference shown", 40),
-        ({"drift": 0.002}, "no difference shown", 40),
-        *(
-            ({"factor": f, "scatter": 0.015, "spikes": 0.1}, "slower" if f > 1 else "faster", 47)
-            for f in (1.03, 0.97, 2)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("noise", "word", "least"), [
+    ({"scatter": 0.01}, "no difference shown", 40), ({"scatter": 0.02, "spikes": 0.1}, "no difference shown", 40),
+    ({"drift": 0.002}, "no difference shown", 40),
+    *(({"factor": f, "scatter": 0.015, "spikes": 0.1}, "slower" if f > 1 else "faster", 47) for f in (1.03, 0.97, 2)),
+])  # fmt: skip
 def test_the_verdict_on_noise(noise, word, least):
     found = [noisy(seed, **noise).verdict().word for seed in range(50)]
     assert found.count(word) >= least
@@ -73,31 +65,24 @@ def test_too_much_noise_is_said_and_an_interim_analysis_ends_the_comparison():
 
 def test_the_rules_of_a_verdict():
     """On the ratios, and those of the control; of 8 rounds the ends are the interval."""
-    rng = np.random.default_rng(0)
-    r, c = 1 + 0.002 * rng.standard_normal((2, 48))
+    r, c = 1 + 0.002 * np.random.default_rng(0).standard_normal((2, 48))
     steady, half, noisy = np.ones(8), np.full(8, 0.5), "the machine is too noisy"
     for ratios, control, word, why in (
         (r * 1.03, c, "slower", ""),
-        (
-            r * 1.03,
-            c * 1.02,
-            "inconclusive",
-            "the control, A against itself, differs by 2.0 %; the difference is 3.0 %",
-        ),
+        (r * 1.03, c * 1.02, "inconclusive",
+         "the control, A against itself, differs by 2.0 %; the difference is 3.0 %"),
         (r, c * 1.02, "inconclusive", "the control"),
         (r * 1.003, c, "no difference shown", ""),  # below what an address may do
         (half, steady, "faster", ""),
         (half, np.array([0.3, 3.0, 1.0, 1.0] * 2), "inconclusive", f"interval reaches from 0.300 to 3.000: {noisy}"),
         ((0.0, 0.8), steady, "inconclusive", noisy),  # as of the same machine code beside ten busy processes
-        ((0.3, 0.9), steady, "inconclusive", noisy),
-        ((0.75, 0.9), steady, "faster", ""),
-        ((0.02, 0.06), steady, "faster", ""),
-        ((1.1, 3.0), steady, "inconclusive", noisy),
+        ((0.3, 0.9), steady, "inconclusive", noisy), ((0.75, 0.9), steady, "faster", ""),
+        ((0.02, 0.06), steady, "faster", ""), ((1.1, 3.0), steady, "inconclusive", noisy),
         ((20.0, 60.0), steady, "slower", ""),
-    ):
+    ):  # fmt: skip
         if isinstance(ratios, tuple):
             ratios = np.array([*ratios * 3, *[sum(ratios) / 2] * 2])
-        found = judge([ratios], [control])
+        found = comparison.judge([ratios], [control])
         assert (found.word, why in found.why) == (word, True), (ratios, found)
         assert len(ratios) > 8 or (found.ratio["low"], found.ratio["high"]) == (ratios.min(), ratios.max())
 
@@ -105,16 +90,15 @@ def test_the_rules_of_a_verdict():
 def test_cases_are_weighed_by_their_time():
     rng = np.random.default_rng(0)
     slow, fast, one = (f * (1 + 0.001 * rng.standard_normal(48)) for f in (1.2, 0.9, 1.0))
-    assert judge([slow, fast], [one, one], [1, 9]).ratio["median"] == pytest.approx(0.93, rel=1e-3)
-    assert judge([slow, fast], [one, one], [9, 1]).word == "slower"
+    assert comparison.judge([slow, fast], [one, one], [1, 9]).ratio["median"] == pytest.approx(0.93, rel=1e-3)
+    assert comparison.judge([slow, fast], [one, one], [9, 1]).word == "slower"
 
 
 def test_order_is_random_in_blocks_that_are_palindromes():
     for letters, orders in ("AB", 2), ("ABC", 6):
-        rounds = list(islice(schedule(letters, np.random.default_rng(0)), 400))
+        rounds = list(islice(comparison.schedule(letters, np.random.default_rng(0)), 400))
         assert all(sorted(r) == list(letters) for r in rounds)
-        assert rounds[1::2] == [r[::-1] for r in rounds[::2]]
-        assert len(set(rounds)) == orders
+        assert (rounds[1::2], len(set(rounds))) == ([r[::-1] for r in rounds[::2]], orders)
 
 
 def test_without_a_control_each_round_is_a_pair(clock):
@@ -125,15 +109,15 @@ def test_without_a_control_each_round_is_a_pair(clock):
             clock.now += ns
             calls.append(letter)
 
-        return timer(function, clock)
+        return comparison.timer(function, clock)
 
-    found = compare(side("A", 100), side("B", 103), analyses=[7], control=False)
+    found = comparison.compare(side("A", 100), side("B", 103), analyses=[7], control=False)
     assert "".join(calls[2:]) == found.order  # without the warm-up
     assert (found.rounds, len(found.order), found.controls()) == (7, 14, None)
     assert {found.order[i : i + 4] for i in range(0, 12, 4)} <= {"ABBA", "BAAB"}
     assert found.ratios() == pytest.approx([1.03] * 7)
     assert str(found.verdict()) == "1.030 [1.030, 1.030] (98.4 % interval): slower"
-    assert compare(side("A", 100), side("B", 100), analyses=[2], control=False).verdict().control is None
+    assert comparison.compare(side("A", 100), side("B", 100), analyses=[2], control=False).verdict().control is None
 
 
 def test_few_rounds_say_what_their_interval_is_worth():
@@ -141,13 +125,12 @@ def test_few_rounds_say_what_their_interval_is_worth():
     rng = np.random.default_rng(0)
     for n, level in ((2, 50.0), (6, 96.8), (8, 99.2), (9, 99.5), (24, 99.5)):
         r = 1.1 + 0.01 * rng.standard_normal(n)
-        found = judge([r], [np.ones(n)])
+        found = comparison.judge([r], [np.ones(n)])
         assert (found.word, found.level) == ("slower", level)
         if n < 9:
             assert (found.ratio["low"], found.ratio["high"]) == pytest.approx((r.min(), r.max()))
     drawn = rng.standard_normal((4000, 6))
-    missed = np.mean((drawn.min(axis=1) > 0) | (drawn.max(axis=1) < 0))
-    assert 0.8 * 0.032 < missed < 1.2 * 0.032
+    assert 0.8 * 0.032 < np.mean((drawn.min(axis=1) > 0) | (drawn.max(axis=1) < 0)) < 1.2 * 0.032
 
 
 def shown(**more):
@@ -208,8 +191,7 @@ def test_a_time_that_no_machine_allows_is_refused(monkeypatch):
     ):
         monkeypatch.setattr(ab.machine, "stored", lambda known=known: known)
         ab.require_possible(("one", "mine"), timed(op, 8e6, possible, types, **sizes), threads)
-        with pytest.raises(UserError, match=said):
-            ab.require_possible(("one", "mine"), timed(op, 8e6, ns, types, **sizes), threads)
+        fails(said, ab.require_possible, ("one", "mine"), timed(op, 8e6, ns, types, **sizes), threads)
 
 
 # On kernels -----------------------------------------------------------------------------------------------------------
@@ -237,8 +219,7 @@ def test_both_get_the_same_arrays_and_the_clock_decides(clock):
     calls = []
     pair = kernel("a", 10_000, clock, calls), kernel("b", 20_000, clock, calls)
     found = ab.alone(pair, [SHAPE], clock=clock, analyses=[4])
-    assert found["verdict"] == "slower"
-    assert found["ratio"]["median"] == pytest.approx(2)
+    assert (found["verdict"], found["ratio"]["median"]) == ("slower", pytest.approx(2))
     assert (found["a_ms"], found["b_ms"]) == pytest.approx((0.02, 0.04))  # in two layers
     places = {"a": set(), "b": set()}
     for variant, (out, inp) in calls:
@@ -259,14 +240,10 @@ def test_a_kernel_in_bfloat16_is_called_as_in_a_step():
         assert (ab.Alone([copy], shape, 0).functions["A"] is copy.function) is (not types)
 
 
-@pytest.mark.parametrize(
-    ("ns", "flush", "a", "b"),
-    [
-        ((10_000, 10_000_000), False, (2, 400), (1, 1)),
-        ((10_000, 30_000), False, (2, 400), (2, 400)),
-        ((10, 10), True, (1, ab.COLD_SAMPLES), (1, ab.COLD_SAMPLES)),  # few single calls
-    ],
-)
+@pytest.mark.parametrize(("ns", "flush", "a", "b"), [
+    ((10_000, 10_000_000), False, (2, 400), (1, 1)), ((10_000, 30_000), False, (2, 400), (2, 400)),
+    ((10, 10), True, (1, ab.COLD_SAMPLES), (1, ab.COLD_SAMPLES)),  # few single calls
+])  # fmt: skip
 def test_a_side_that_takes_far_longer_is_sampled_by_itself(clock, ns, flush, a, b):
     pair = ab.Alone([kernel(v, n, clock) for v, n in zip("ab", ns, strict=True)], SHAPE, 0, flush=flush, clock=clock)
     assert pair.lengths == {"A": a, "B": b}
@@ -302,8 +279,7 @@ def test_the_other_state_of_the_caches_stands_beside(clock, flush, monkeypatch):
     monkeypatch.setattr(ab, "_flusher", lambda: lambda: cold.append(1))
     pair = tuple(kernel(v, ns, clock, body=body) for v, ns in (("a", 10_000), ("b", 20_000)))
     found = ab.alone(pair, [SHAPE], clock=clock, analyses=[4], flush=flush, other=True)
-    warm, flushed = {"a_ms": 0.01, "b_ms": 0.02}, {"a_ms": 0.04, "b_ms": 0.05}
-    n = len(SHAPE.layers)
+    warm, flushed, n = {"a_ms": 0.01, "b_ms": 0.02}, {"a_ms": 0.04, "b_ms": 0.05}, len(SHAPE.layers)
     assert {k: found[k] / n for k in warm} == pytest.approx(flushed if flush else warm)
     beside = found["beside"]
     assert beside.pop("caches") == ("warm" if flush else "cold")
@@ -317,8 +293,8 @@ def test_shapes_of_a_model_and_their_layers():
     assert (shape.sizes, shape.layers) == ({"B": 2, "T": 8, "C": 64, "NH": 2}, ("h.0.attn", "h.1.attn"))
     assert len(ab.calls_of(ops.attention_forward, settings, "h.1.*")) == 1
     assert ab.calls_of(ops.residual_forward, settings)  # which rewrites leave none of
-    with pytest.raises(UserError, match=r"does not call it in a layer 'h.7.attn'; did you mean 'h.\d.attn'"):
-        ab.calls_of(ops.attention_forward, settings, "h.7.attn")
+    said = r"does not call it in a layer 'h.7.attn'; did you mean 'h.\d.attn'"
+    fails(said, ab.calls_of, ops.attention_forward, settings, "h.7.attn")
 
 
 def test_several_sizes_are_one_verdict_where_they_agree():
@@ -351,24 +327,20 @@ def test_sizes_are_those_of_b_and_t_like_those_of_every_verb():
         verb.flags(parser)
         return [label for label, *_ in verb.sizes_of(parser.parse_args(["gelu_forward", "a", "b", *flags]))]
 
-    assert sizes() == ["4x64"]
-    assert sizes("-B", "2") == ["2x64"]
-    assert sizes("-B", "2", "-T", "16") == ["2x16"]
+    assert (sizes(), sizes("-B", "2"), sizes("-B", "2", "-T", "16")) == (["4x64"], ["2x64"], ["2x16"])
     assert sizes("--sizes", "2x16,4x32") == ["2x16", "4x32"]
     for flags, why in (
         (["--sizes", "2x16", "-B", "2"], "give one of the two"),
         (["-T", "0"], "-T 0: expected 1 or more"),
     ):
-        with pytest.raises(UserError, match=why):
-            sizes(*flags)
+        fails(why, sizes, *flags)
 
 
 FLAGS = ["--kernels", "mine.py", "--model", "gpt2-tiny", "--sizes", "2x16", "--threads", "1", "--rounds", "12"]
 
 
 def test_alone(capsys):
-    assert cli.main(["ab", "gelu_forward", "vanilla", "thrice", *FLAGS, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "ab", "gelu_forward", "vanilla", "thrice", *FLAGS)
     assert found["verdict"] == "slower"
     assert 2 < found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
     (result,) = found["results"]
@@ -379,36 +351,28 @@ def test_alone(capsys):
     assert len(set(checks)) * 2 == len(checks) + len(timed)  # the others before and after
     assert result["hashes"]["vanilla"] == cache.digest(registry.KERNELS["gelu_forward", "vanilla"].function)
     kept = json.loads((Path(found.pop("path")) / "record.json").read_text())
-    assert kept["kind"] == "ab"
-    assert {k: kept[k] for k in found} == found
+    assert (kept["kind"], {k: kept[k] for k in found}) == ("ab", found)
 
 
 def test_in_the_step(capsys):
     where = ["--layer", "h.1.*", "--in-step", "--variant", "vanilla"]
-    assert cli.main(["ab", "gelu_forward", "vanilla", "thrice", *FLAGS, *where, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, "ab", "gelu_forward", "vanilla", "thrice", *FLAGS, *where)
     (result,) = found["results"]
-    assert result["layers"] == ["h.1.mlp"]
-    assert found["verdict"] == "slower"
+    assert (result["layers"], found["verdict"]) == (["h.1.mlp"], "slower")
     assert result["ratio"]["median"] > 2
     assert result["step"]["ratio"]["median"] < result["ratio"]["median"]
-    assert result["losses"]["A"] == result["losses"]["B"]
-    assert len(result["losses"]["A"]) == 3
+    assert (result["losses"]["A"], len(result["losses"]["A"])) == (result["losses"]["B"], 3)
     assert result["losses"]["A"][0] != result["losses"]["A"][1]
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["gelu_forward", "vanilla", "where_timed"], "[where_timed] is wrong, so it is not timed: out["),
-        (["gelu", "vanilla", "thrice"], "ab 'gelu': no such op; the nearest of "),
-        (["gelu_forward", "vanilla", "thrise"], "no variant 'thrise'; did you mean 'thrice'?"),
-        (["gelu_forward", "vanilla", "thrice", "--flush", "--in-step"], "--flush with --in-step"),
-        (["gelu_forward", "vanilla", "thrice", "--rounds", "3"], "--rounds 3: expected 6 or more"),
-    ],
-)
+@pytest.mark.parametrize(("args", "said"), [
+    (["gelu_forward", "vanilla", "where_timed"], "[where_timed] is wrong, so it is not timed: out["),
+    (["gelu", "vanilla", "thrice"], "ab 'gelu': no such op; the nearest of "),
+    (["gelu_forward", "vanilla", "thrise"], "no variant 'thrise'; did you mean 'thrice'?"),
+    (["gelu_forward", "vanilla", "thrice", "--flush", "--in-step"], "--flush with --in-step"),
+    (["gelu_forward", "vanilla", "thrice", "--rounds", "3"], "--rounds 3: expected 6 or more"),
+])  # fmt: skip
 def test_what_is_refused(args, said, capsys):
     assert cli.main(["ab", *args[:3], *FLAGS, *args[3:]]) == (1 if "is wrong" in said else 2)
-    (line,) = [v for v in capsys.readouterr().err.splitlines() if v.startswith("cpuopt: ")]
-    assert said in line
+    assert said in error(capsys)
     assert not Path("runs").exists()

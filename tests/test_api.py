@@ -62,8 +62,7 @@ def test_the_examples_of_docstrings_run():
 def test_the_recipes_run_one_after_the_other(tmp_path, measured, monkeypatch, capsys):
     """A reader pastes them into one session; kernels need a file, so the page is one."""
     monkeypatch.chdir(tmp_path)
-    text = (DOCS / "api.md").read_text(encoding="utf-8")
-    code = [m[2] for m in BLOCK.finditer(text) if m[1] == "python"]
+    code = [m[2] for m in BLOCK.finditer((DOCS / "api.md").read_text(encoding="utf-8")) if m[1] == "python"]
     assert len(code) == 9
     (tmp_path / "recipes.py").write_text("import cpuopt\nfrom cpuopt import ops\n" + "\n".join(code))
     script(tmp_path / "recipes.py")

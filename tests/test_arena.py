@@ -16,7 +16,6 @@ from cpuopt.ops.declaration import Op, inp, out, state, symbols
 from cpuopt.program import arena
 from cpuopt.program.program import Call, Program
 from cpuopt.train import job
-from cpuopt.train.job import Settings
 
 SIZES = symbols("N0 N1 N2 N3")
 GROUPS = ["activation", "adjoint", "gradient"]
@@ -34,15 +33,12 @@ def op(reads, updates):
 @st.composite
 def programs(draw):
     """A program of random sizes and lifetimes, and the scratch of each call."""
-    program = Program()
-    size, dtype = st.integers(0, 60), st.sampled_from(TYPES)
+    program, size, dtype = Program(), st.integers(0, 60), st.sampled_from(TYPES)
     for group, values in {"parameter": program.parameters, "input": program.inputs}.items():
-        values += [
-            program.value(group, (draw(size),), group, dtype=draw(dtype)) for _ in range(draw(st.integers(0, 2)))
-        ]
-    program.states = {
-        p: {"m": program.value("moment", (draw(size),), "moment", dtype=draw(dtype))} for p in program.parameters
-    }
+        for _ in range(draw(st.integers(0, 2))):
+            values.append(program.value(group, (draw(size),), group, dtype=draw(dtype)))
+    for p in program.parameters:
+        program.states[p] = {"m": program.value("moment", (draw(size),), "moment", dtype=draw(dtype))}
     there, scratch = program.values, []
     for _ in range(draw(st.integers(1, 10))):
         touched = draw(st.lists(st.sampled_from(there), max_size=3, unique=True)) if there else []
@@ -73,11 +69,9 @@ def live_during(program, plan, number):
 def test_no_byte_is_given_to_two_live_values(case):
     program, scratch = case
     plan = arena.plan(program, scratch)
-    memory = arena.Arena(plan.total_bytes)
-    most = 0
+    memory, most = arena.Arena(plan.total_bytes), 0
     for number in range(len(program.calls)):
-        live = live_during(program, plan, number)
-        owners = np.zeros(plan.total_bytes, dtype=int)
+        live, owners = live_during(program, plan, number), np.zeros(plan.total_bytes, dtype=int)
         for v in live:
             owners[plan.offsets[v] : plan.offsets[v] + v.nbytes] += 1
             x = memory.view(v, plan.offsets[v], v.shape)
@@ -126,15 +120,10 @@ def test_verify_notices_an_overlap():
     plan.verify()
 
 
-def tiny(**kw):
-    return build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8), **kw).program
-
-
 def test_gpt2_124m_fits_into_2_2_gb():
-    built = job.build_only(Settings(model="gpt2-124M", B=4, T=64, variant="vanilla"))
+    built = job.build_only(job.Settings(model="gpt2-124M", B=4, T=64, variant="vanilla"))
     plan, parameters = built.plan(), sum(p.nbytes for p in built.program.parameters)
-    assert parameters == 4 * 124_439_808
-    assert plan.groups["moment"] == 2 * parameters
+    assert (parameters, plan.groups["moment"]) == (4 * 124_439_808, 2 * parameters)
     assert 4 * parameters < plan.total_bytes < 2.2e9
 
 
@@ -142,19 +131,17 @@ def test_gpt2_124m_fits_into_2_2_gb():
 
 
 def test_views_are_aligned_writable_and_apart():
-    program = tiny()
+    program = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8)).program
     plan = arena.plan(program)
     memory = arena.Arena(plan.total_bytes)
     values = [*program.parameters, *program.inputs, *program.moments, *program.outputs, *program.norm_terms]
     views = [memory.view(v, plan.offsets[v], v.shape) for v in values]
     for i, (v, view) in enumerate(zip(values, views, strict=True)):
-        assert view.ctypes.data % 64 == 0
-        assert (view.shape, view.dtype.name) == (v.shape, v.dtype)
+        assert (view.ctypes.data % 64, view.shape, view.dtype.name) == (0, v.shape, v.dtype)
         assert not view.any()
         view.fill(i)
     assert [set(view.ravel().tolist()) for view in views] == [{i} for i in range(len(views))]
-    again = memory.view(values[3], plan.offsets[values[3]], (values[3].nbytes // 4,))
-    assert (again == 3).all()
+    assert (memory.view(values[3], plan.offsets[values[3]], (values[3].nbytes // 4,)) == 3).all()
 
 
 def test_too_little_memory_is_refused_with_advice(monkeypatch):
@@ -166,9 +153,8 @@ def test_too_little_memory_is_refused_with_advice(monkeypatch):
 
 @pytest.mark.parametrize(("B", "T"), [(8, 64), (2, 64), (1, 64), (1, 32)])
 def test_the_advice_is_the_first_half_that_fits(B, T):
-    asked, config = Settings("gpt2-tiny", B=16, T=64, variant="vanilla"), PRESETS["gpt2-tiny"]
-    there = build(GPT2(config), specs(B, T)).plan().total_bytes
-    assert job.smaller(asked, config, there) == f"try -B {B} -T {T}"
+    asked, config = job.Settings("gpt2-tiny", B=16, T=64, variant="vanilla"), PRESETS["gpt2-tiny"]
+    assert job.smaller(asked, config, build(GPT2(config), specs(B, T)).plan().total_bytes) == f"try -B {B} -T {T}"
     assert job.smaller(asked, config, 1000) == "no B and T fit: try a smaller --model"
 
 

@@ -30,16 +30,11 @@ from cpuopt.train import job
 
 FAKE = r"""
 import json, os, subprocess, sys, time
-
 spec = json.loads(sys.argv[1])
 log = spec["log"]
-
-
 def note(text):
     with open(log, "a") as f:
         f.write(text + "\n")
-
-
 note(f"pid {os.getpid()}")
 steps = turn = size = 0
 for line in sys.stdin:
@@ -109,9 +104,8 @@ def log_of(tmp_path):
 
 
 def pids(tmp_path):
-    return (
-        [int(line[4:]) for line in log_of(tmp_path) if line.startswith("pid ")] if (tmp_path / "log").exists() else []
-    )
+    lines = log_of(tmp_path) if (tmp_path / "log").exists() else []
+    return [int(line[4:]) for line in lines if line.startswith("pid ")]
 
 
 def is_over(pid):
@@ -139,10 +133,8 @@ def test_twice_slower_says_2_from_turns_in_the_order_of_the_record(fakes, tmp_pa
     assert "".join(line for line in log_of(tmp_path) if line in "AB") == result["order"]
     ratio = result["ratio"]
     assert 1.95 < ratio["low"] <= ratio["median"] <= ratio["high"] < 2.05
-    assert ratio["median"] == pytest.approx(2, rel=0.01)
-    assert ratio["median"] == np.median(result["ratios"])
-    assert (result["verdict"], result["level"]) == ("slower", 99.2)
-    assert result["step_ms"]["peer"]["min"] == 796
+    assert pytest.approx(2, rel=0.01) == ratio["median"] == np.median(result["ratios"])
+    assert (result["verdict"], result["level"], result["step_ms"]["peer"]["min"]) == ("slower", 99.2, 796)
     assert len(result["step_ms"]["cpuopt"]["values"]) == 8 * result["steps_per_trial"]
     assert result["phases_ms"]["cpuopt"]["forward"] == pytest.approx(0.3 * result["step_ms"]["cpuopt"]["quiet"])
     values = result["step_ms"]["cpuopt"]["values"]
@@ -160,9 +152,7 @@ def test_short_steps_fill_200_ms_behind_one_that_does_not_count(fakes, monkeypat
     spy(monkeypatch, Worker, "steps", lambda worker, n, **more: asked.append(n))
     sides = fakes("A", ms=[10], losses={"20": NAN}), fakes("B", ms=[20])
     result = measure(*sides, plan=replace(PLAN, rounds=2))["results"][0]
-    assert result["steps_per_trial"] == 10
-    assert len(result["step_ms"]["peer"]["values"]) == 20
-    assert asked[2:] == [11] * 4
+    assert (result["steps_per_trial"], len(result["step_ms"]["peer"]["values"]), asked[2:]) == (10, 20, [11] * 4)
     assert {"2 rounds are few: the interval is one of 50 %", "a loss is not finite"} <= {*result["doubts"]}
 
 
@@ -174,39 +164,31 @@ def test_geometric_mean():
 NAN, INF = float("nan"), float("inf")
 
 
-@pytest.mark.parametrize(
-    ("theirs", "agree"),
-    [
-        ([4.0, 3.0, 3.0], "float32, types, stored"),
-        ([4.004, 3.0, 2.998], "float32, types, stored"),
-        ([4.0, 3.0, 3.01], "types, stored"),
-        ([4.0, 3.0, 3.02], "types, stored"),  # 2^-7 of 4 and of 3 are 0.0312 and 0.0234
-        ([4.0, 3.0, 3.03], "stored"),
-        ([4.03, 3.0, 3.0], "types, stored"),
-        ([4.04, 3.0, 3.0], ""),  # from the same weights
-        ([4.0, 3.9, 3.9], "stored"),  # no update
-        ([4.0, 2.0, 1.9], ""),  # more than twice
-        ([4.0, NAN, 3.0], ""),
-    ],
-)
+@pytest.mark.parametrize(("theirs", "agree"), [
+    ([4.0, 3.0, 3.0], "float32, types, stored"), ([4.004, 3.0, 2.998], "float32, types, stored"),
+    ([4.0, 3.0, 3.01], "types, stored"),
+    ([4.0, 3.0, 3.02], "types, stored"),  # 2^-7 of 4 and of 3 are 0.0312 and 0.0234
+    ([4.0, 3.0, 3.03], "stored"), ([4.03, 3.0, 3.0], "types, stored"),
+    ([4.04, 3.0, 3.0], ""),  # from the same weights
+    ([4.0, 3.9, 3.9], "stored"),  # no update
+    ([4.0, 2.0, 1.9], ""),  # more than twice
+    ([4.0, NAN, 3.0], ""),
+])  # fmt: skip
 def test_losses_may_differ_by_the_rounding_of_their_types(theirs, agree):
     ways = {"float32": {}, "types": {"tolerance": BF16_TOLERANCE}}
     ways["stored"] = ways["types"] | {"updates_rounded": True}
     said = {name: disagreement(("cpuopt", "peer"), [4.0, 3.0, 3.0], theirs, **how) for name, how in ways.items()}
     assert ", ".join(name for name, text in said.items() if not text) == agree
-    for wrong in (NAN, INF):
-        assert disagreement(("cpuopt", "peer"), [wrong] * 3, [wrong] * 3)
+    assert all(disagreement(("cpuopt", "peer"), [wrong] * 3, [wrong] * 3) for wrong in (NAN, INF))
 
 
-@pytest.mark.parametrize(
-    ("peer", "at", "refused"),
-    [("torch-eager", 4.92, True), ("torch-amp", 4.92, False), ("torch-amp", 4.82, True), ("torch-bf16", 4.82, False)],
-)
+@pytest.mark.parametrize(("peer", "at", "refused"), [
+    ("torch-eager", 4.92, True), ("torch-amp", 4.92, False), ("torch-amp", 4.82, True), ("torch-bf16", 4.82, False),
+])  # fmt: skip
 def test_the_losses_of_a_type_are_held_to_what_it_explains(fakes, peer, at, refused):
     """cpuopt's are 5, 4.9 and 4.8."""
     plan = replace(PLAN, peers=(peer,), rounds=2)
-    result = measure(fakes("A"), fakes("B", peer, losses={"1": at}), plan=plan)["results"][0]
-    assert bool(result["refused"]) == refused
+    assert bool(measure(fakes("A"), fakes("B", peer, losses={"1": at}), plan=plan)["results"][0]["refused"]) == refused
 
 
 def test_losses_that_differ_refuse_the_ratio(fakes, tmp_path):
@@ -241,13 +223,10 @@ def test_the_fastest_peer_of_each_type_is_named(fakes):
     held = {"allocator": "keeps freed memory", "mkl": "held back to code without AVX-512: install g++"}
     own = {"library": {**LIBRARY, "linear_gflops": 215.0, "tuning": held}}
     record = measure(fakes("A"), *(fakes("B", name, ms=[x], **own) for name, x in ms.items()), plan=plan)
-    assert [(r["peer"], r["dtype"], r["peer_dtype"]) for r in record["results"]] == [
-        (name, *[bench_plan.PEERS[name].dtype] * 2) for name in ms
-    ]
-    assert {r["dtype"]: (r["peer"], r["of"]) for r in record["faster"]} == {
-        "float32": ("torch-compile", ["torch-eager", "torch-compile"]),
-        "bf16": ("torch-bf16", ["torch-amp", "torch-bf16"]),
-    }
+    types = [(r["peer"], r["dtype"], r["peer_dtype"]) for r in record["results"]]
+    assert types == [(name, *[bench_plan.PEERS[name].dtype] * 2) for name in ms]
+    faster = {"float32": ["torch-eager", "torch-compile"], "bf16": ["torch-amp", "torch-bf16"]}
+    assert {r["dtype"]: (r["peer"], r["of"]) for r in record["faster"]} == {t: (x[1], x) for t, x in faster.items()}
     text = shown(record)
     assert re.search(r"2x8 +bf16 +torch-bf16 +torch-amp, torch-bf16 +1\.12", text)
     assert re.search(r"torch-amp +9\.9 +AVX512 +215 +MKL SGEMM for Intel\(R\) Architecture", text)
@@ -255,19 +234,15 @@ def test_the_fastest_peer_of_each_type_is_named(fakes):
     text = " ".join(text.split())
     assert "torch-bf16: allocator: keeps freed memory; mkl: held back to code without AVX-512: install" in text
     plan = replace(PLAN, peers=("torch-eager", "torch-amp"), dtype="bf16", rounds=2)
-    mixed = measure(fakes("A"), *(fakes("B", name) for name in plan.peers), plan=plan)
-    assert mixed["faster"] == []
+    assert measure(fakes("A"), *(fakes("B", name) for name in plan.peers), plan=plan)["faster"] == []
 
 
-@pytest.mark.parametrize(
-    ("vendor", "compiler", "mkl", "defined"),
-    [
-        ("AuthenticAMD", "g++", "its own choice of code", True),
-        ("AuthenticAMD", "/no/such/g++", "held back .* needs a C\\+\\+ compiler; install g\\+\\+", False),
-        ("AuthenticAMD", "false", "held back .*false failed", False),
-        ("GenuineIntel", "g++", "as it was: only on AMD's processors", False),
-    ],
-)
+@pytest.mark.parametrize(("vendor", "compiler", "mkl", "defined"), [
+    ("AuthenticAMD", "g++", "its own choice of code", True),
+    ("AuthenticAMD", "/no/such/g++", "held back .* needs a C\\+\\+ compiler; install g\\+\\+", False),
+    ("AuthenticAMD", "false", "held back .*false failed", False),
+    ("GenuineIntel", "g++", "as it was: only on AMD's processors", False),
+])  # fmt: skip
 def test_pytorch_is_tuned_as_the_processor_and_the_compiler_allow(tmp_path, vendor, compiler, mkl, defined):
     """The function that MKL asks is there for all that is loaded later, on AMD's processors alone."""
     if platform.machine() != "x86_64":
@@ -291,12 +266,10 @@ print(json.dumps([done, found]))
 
 def test_cpuopt_runs_in_the_type_of_the_peer_or_in_the_one_that_is_given():
     def types(**change):
-        bench = Bench(replace(PLAN, **change))
-        return {name: side.settings["settings"]["dtype"] for name, side in bench.ours.items()}
+        return {name: side.settings["settings"]["dtype"] for name, side in Bench(replace(PLAN, **change)).ours.items()}
 
     classes = {name: peer.dtype for name, peer in bench_plan.TUNED.items()}
-    assert types(peers=("torch-best",)) == classes
-    assert {*classes.values()} == {"float32", "bf16"}
+    assert (types(peers=("torch-best",)), {*classes.values()}) == (classes, {"float32", "bf16"})
     assert types(peers=("torch-best",), dtype="bf16") == {n: t for n, t in classes.items() if t == "bf16"}
     assert types(peers=("torch-eager",), dtype="bf16") == {"torch-eager": "bf16"}
     assert types(peers=(), against=("vanilla",)) == {"vanilla": "float32"}
@@ -307,11 +280,8 @@ def test_a_peer_that_this_machine_lacks_is_left_out_with_the_reason(fakes):
     lacks = fakes("B", "torch-compile-tuned", check='{"error": "needs a C++ compiler"}')
     dies = fakes("B", "torch-amp-tuned", steps="die", bad_at=2)
     record = measure(fakes("A"), fakes("B", "torch-eager-tuned", ms=[800]), lacks, dies, plan=plan)
-    assert [(r["peer"], r["B"]) for r in record["results"]] == [
-        ("torch-eager-tuned", 1),
-        ("torch-amp-tuned", 1),
-        ("torch-eager-tuned", 2),
-    ]
+    measured = [("torch-eager-tuned", 1), ("torch-amp-tuned", 1), ("torch-eager-tuned", 2)]
+    assert [(r["peer"], r["B"]) for r in record["results"]] == measured
     assert record["left_out"].keys() == {"torch-compile-tuned", "torch-amp-tuned"}
     assert "torch-compile-tuned is left out: needs a C++ compiler" in shown(record)
     assert "torch-amp-tuned is left out: ended with status 3 during 'steps'" in shown(record)
@@ -322,8 +292,7 @@ def test_a_peer_that_this_machine_lacks_is_left_out_with_the_reason(fakes):
 
 def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path):
     rows = [replace(PLAN, model=m, sizes=(s,), rounds=2) for m, s in (("gpt2-tiny", (1, 8)), ("gpt2-nano", (2, 8)))]
-    out, seen = tmp_path / "record.json", []
-    view = View()
+    out, seen, view = tmp_path / "record.json", [], View()
     view.result = lambda r: seen.append((r.model, r.B))
     sides = {"ours": fakes("A"), "theirs": [fakes("B", "torch-eager", ms=[800])], "pause_s": 0}
     record = suite.run(rows, view, out, **sides)
@@ -364,9 +333,8 @@ BROKEN = {
 def test_a_worker_that_fails_says_so_in_one_line_and_leaves_no_process(fakes, bad, tmp_path):
     do, message = BROKEN[bad]
     side = fakes("A", **{do: bad})
-    call = {"steps": lambda w: w.steps(3), "peak": Worker.peak, "loss": lambda w: w.losses((1, 2))}.get(
-        do, lambda w: w.ask(do)
-    )
+    calls = {"steps": lambda w: w.steps(3), "peak": Worker.peak, "loss": lambda w: w.losses((1, 2))}
+    call = calls.get(do, lambda w: w.ask(do))
     with pytest.raises(UserError) as e, Worker(side, limit_s=1 if bad == "hang" else 60) as worker:
         call(worker)
     assert str(e.value).startswith(message)
@@ -385,15 +353,14 @@ def test_a_worker_ends_when_its_stdin_closes(fakes, tmp_path):
 
 
 def test_a_program_that_cannot_be_started():
-    with pytest.raises(UserError, match=r"torch-eager: '/no/such/python' cannot be started: No such file"):
-        Worker(Side("torch-eager", ("/no/such/python", "x")))
+    side = Side("torch-eager", ("/no/such/python", "x"))
+    fails(r"torch-eager: '/no/such/python' cannot be started: No such file", Worker, side)
 
 
 def test_what_fails_at_first_is_raised_and_later_is_recorded(fakes, tmp_path):
     plan = replace(PLAN, sizes=((1, 8), (2, 8), (3, 8)), rounds=2)
     fails("peer: ended with status 3 during 'steps'", measure, fakes("A"), fakes("B", steps="die"), plan=plan)
-    out = tmp_path / "record.json"
-    ours, theirs = fakes("A"), fakes("B", steps="die", bad_at=2)
+    out, ours, theirs = tmp_path / "record.json", fakes("A"), fakes("B", steps="die", bad_at=2)
     record = Bench(plan, ours=ours, theirs=[theirs], pause_s=0).run(out)
     assert [bool(r["ratio"]) for r in record["results"]] == [True, False, True]
     assert record["results"][1]["refused"].startswith("no ratio, because of peer: ended with status 3")
@@ -432,8 +399,7 @@ def test_two_variants_of_cpuopt():
     assert result["ratio"]["median"] > 0
     np.testing.assert_allclose(result["losses"]["cpuopt"], result["losses"]["peer"], rtol=1e-4)
     for key in "cpuopt", "peer":
-        phases = result["phases_ms"][key]
-        assert 0 < sum(phases.values()) <= 1.5 * result["step_ms"][key]["max"]
+        assert 0 < sum(result["phases_ms"][key].values()) <= 1.5 * result["step_ms"][key]["max"]
         assert result["peak_rss_mb"][key] > 50
         assert 0 < result["of_peak"][key] < 100
     assert 0 < report.limit_share(result) < 1
@@ -441,8 +407,7 @@ def test_two_variants_of_cpuopt():
 
 def test_a_side_in_bfloat16_gives_the_losses_of_float32(tmp_path, monkeypatch):
     """Of its first weights; what it trains is float32 here too, whose kernels are compiled for other tests."""
-    usual, asked = job.prepare, []
-    plain = {"dtype": "float32", "weights": "float32"}
+    usual, asked, plain = job.prepare, [], {"dtype": "float32", "weights": "float32"}
     monkeypatch.setattr(
         job, "prepare", lambda s, *say: asked.append((s.dtype, s.weights)) or usual(replace(s, **plain))
     )
@@ -451,8 +416,7 @@ def test_a_side_in_bfloat16_gives_the_losses_of_float32(tmp_path, monkeypatch):
     side = bench_worker.Session(request | {"settings": how}, lambda text: None)
     want = bench_worker.losses_of(side.job, (1.0, 4.0))
     side.steps(1)
-    assert side.losses((1.0, 4.0)) == {"losses": want}
-    assert asked == [("bf16", "bf16"), ("float32", "float32")]
+    assert (side.losses((1.0, 4.0)), asked) == ({"losses": want}, [("bf16", "bf16"), ("float32", "float32")])
 
 
 SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12, "vocab_size": 260}
@@ -473,16 +437,12 @@ def python():
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(
-    ("model", "peers"),
-    [
-        ("gpt2-tiny", ("torch-eager", "torch-compile", *NARROW)),
-        ("llama-tiny", ("torch-compile", *NARROW)),
-        (json.dumps({"model": "llama", "attention_bias": True, **SMALL, **SCALED}), BOTH),
-        (json.dumps({"model": "qwen2", "tie_word_embeddings": True, **SMALL}), BOTH),
-        (json.dumps({"model": "qwen3", **SMALL, "rope_type": "linear", "rope_factor": 2.0}), BOTH),
-    ],
-)
+@pytest.mark.parametrize(("model", "peers"), [
+    ("gpt2-tiny", ("torch-eager", "torch-compile", *NARROW)), ("llama-tiny", ("torch-compile", *NARROW)),
+    (json.dumps({"model": "llama", "attention_bias": True, **SMALL, **SCALED}), BOTH),
+    (json.dumps({"model": "qwen2", "tie_word_embeddings": True, **SMALL}), BOTH),
+    (json.dumps({"model": "qwen3", **SMALL, "rope_type": "linear", "rope_factor": 2.0}), BOTH),
+])  # fmt: skip
 def test_torch_computes_the_same(model, peers):
     plan = Plan(model, ((2, 32),), peers=peers, threads=2, rounds=2, peer_python=python())
     for result in Bench(plan).run()["results"]:
@@ -512,8 +472,7 @@ def test_whichever_side_is_not_on_trial_is_stopped(fakes, tmp_path, monkeypatch)
     spy(monkeypatch, Worker, "_ask", ask)
     measure(fakes("A"), fakes("B"))
     trials = [found for do, found in seen if do == "steps"]
-    assert len(trials) == 2 + 16
-    assert trials == [[psutil.STATUS_STOPPED]] * len(trials)
+    assert (len(trials), trials) == (2 + 16, [[psutil.STATUS_STOPPED]] * len(trials))
     assert [found for do, found in seen if do == "init"] == [[], [psutil.STATUS_STOPPED]]  # alone
 
 
@@ -542,8 +501,7 @@ time.sleep(600)
 
 
 def test_a_stopped_side_ends_with_a_parent_that_is_killed(fakes, tmp_path):
-    side = fakes("A")
-    parent = subprocess.Popen([sys.executable, "-c", KILLED, json.dumps(side.command)], stdout=subprocess.PIPE)
+    parent = subprocess.Popen([sys.executable, "-c", KILLED, json.dumps(fakes("A").command)], stdout=subprocess.PIPE)
     try:
         pid = int(parent.stdout.readline())
         assert psutil.Process(pid).status() == psutil.STATUS_STOPPED

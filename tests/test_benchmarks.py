@@ -35,8 +35,7 @@ PAGES = {"curves": "precision.md", "precision": "precision.md", "finetune": "fin
 def test_the_page_has_the_tables_of_its_records(name, monkeypatch):
     """A record that was not measured on any machine has no table yet."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    table = script(f"benchmarks/{name}.py").table
-    page = (FOLDER.parent / "docs" / PAGES[name]).read_text()
+    table, page = script(f"benchmarks/{name}.py").table, (FOLDER.parent / "docs" / PAGES[name]).read_text()
     for path in (FOLDER / "records").glob(f"*/{name}*.json"):
         lines = "\n".join(table(json.loads(path.read_text())))
         assert lines in page, f"{path}: python benchmarks/{name}.py --show {path} prints what belongs there"

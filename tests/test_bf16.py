@@ -1,16 +1,13 @@
 """bfloat16: conversions, products by the instruction and by two multiply-adds, the pass, and training with it."""
 
 import json
-import os
-import subprocess
-import sys
 import zlib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from small_models import Parts
+from verbs import ROOT, process
 
 import cpuopt
 from cpuopt import Choice, models, nn, ops
@@ -21,7 +18,6 @@ from cpuopt.check.check import check
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
-from cpuopt.kernels.registry import Kernel
 from cpuopt.kernels.toolkit import threads
 from cpuopt.kernels.toolkit.epilogue import copy_weights
 from cpuopt.kernels.toolkit.lanes import load, store
@@ -53,8 +49,7 @@ convert_past_the_caches = jit.helper()(lambda to, x: copy_weights(to, x, True))
 
 def floats(n=1 << 18):
     """Numbers of all sizes, halves of units in the last place of a bfloat16, and those that are not finite."""
-    rng = np.random.default_rng(0)
-    some = rng.integers(0, 1 << 32, n, dtype=np.uint32)
+    some = np.random.default_rng(0).integers(0, 1 << 32, n, dtype=np.uint32)
     some[: n // 4] = some[: n // 4] & 0xFFFF0000 | 0x8000
     return np.concatenate([some.view(F32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, 3.4e38] * 8, F32)])
 
@@ -65,10 +60,10 @@ def at_a_line(n, dtype=BF16):
     return room, -room.ctypes.data % 64 // room.itemsize + 32
 
 
-@pytest.mark.parametrize(
-    ("by", "beyond"),
-    [(convert, 0), (convert_vectors, 0), (convert_past_the_caches, 0), (convert_past_the_caches, 1)],
-)
+WAYS = [(convert, 0), (convert_vectors, 0), (convert_past_the_caches, 0), (convert_past_the_caches, 1)]
+
+
+@pytest.mark.parametrize(("by", "beyond"), WAYS)
 def test_every_number_is_rounded_as_ml_dtypes_rounds_it(by, beyond):
     x = floats()
     x = x[: len(x) // LANES * LANES]
@@ -138,8 +133,7 @@ def defined(a, b):
     return c
 
 
-TWO = replace(HOST, dot=None)
-TILES = [TWO, *([HOST] if HOST.dot else [])]
+TILES = [replace(HOST, dot=None), *([HOST] if HOST.dot else [])]
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda t: "instruction" if t.dot else "two multiply-adds")
@@ -149,10 +143,6 @@ def test_a_product_has_the_bits_of_its_definition(tile):
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
     swapped = defined(*(x.reshape(len(x), -1, 2)[:, :, ::-1].reshape(x.shape) for x in (a, b)))
     assert (got != swapped).any()  # the order of the two is part of the definition
-
-
-def mutant(op, function):
-    return Kernel(op, "mutant", function, narrow=True)
 
 
 def right(out, inp, weight, bias):
@@ -173,17 +163,15 @@ def summed_in_bf16(out, inp, weight, bias):
 
 def even_and_odd_exchanged(out, inp, weight, bias):
     other = np.arange(inp.shape[1] // 2 * 2) ^ 1
-    x = inp[:, [*other, *range(len(other), inp.shape[1])]]
-    right(out, x, weight, bias)
+    right(out, inp[:, [*other, *range(len(other), inp.shape[1])]], weight, bias)
 
 
-@pytest.mark.parametrize(
-    ("function", "verdict"),
-    [(right, "right"), (truncating, "marginal"), (summed_in_bf16, "wrong"), (even_and_odd_exchanged, "wrong")],
-)
+@pytest.mark.parametrize(("function", "verdict"), [
+    (right, "right"), (truncating, "marginal"), (summed_in_bf16, "wrong"), (even_and_odd_exchanged, "wrong"),
+])  # fmt: skip
 def test_the_tolerance_of_bfloat16_is_one_rounding(function, verdict):
     on = case(ops.matmul_forward, ODD, types={**HALF, "out": "bfloat16"})
-    result = check(mutant(ops.matmul_forward, function), on, threads=(1,))
+    result = check(registry.Kernel(ops.matmul_forward, "mutant", function, narrow=True), on, threads=(1,))
     assert result.verdict == verdict, result
     assert (result.ratio > 1) == (function is not right)
 
@@ -195,15 +183,13 @@ def built_of(name="gpt2-tiny", two_pass=False, dtype="bfloat16", **how):
 
 
 def engine_of(name="gpt2-tiny", B=4, T=16, dtype="bfloat16", variant="optimized", two_pass=False, **how):
-    config = models.parse(name)
-    choice = how.pop("choice", Choice(variant))
+    config, choice = models.parse(name), how.pop("choice", Choice(variant))
     how = {"threads": 2, "seed": 0, "progress": lambda *a: None, "fuse": usual(variant, two_pass)} | how
     return Engine.from_options(config.module(), config.specs(B, T), choice=choice, dtype=dtype, **how)
 
 
 def batches(n, B=4, T=16, V=256):
-    rng = np.random.default_rng(4)
-    drawn = rng.integers(0, V, (n, B, T + 1)).astype(np.int32)
+    drawn = np.random.default_rng(4).integers(0, V, (n, B, T + 1)).astype(np.int32)
     return [{"tokens": x[:, :-1], "targets": x[:, 1:]} for x in drawn]
 
 
@@ -216,14 +202,10 @@ def weights_of(engine):
     return {n: p.tobytes() for n, p in engine.parameters().items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [
-        pytest.param("gpt2-tiny", "vanilla", marks=pytest.mark.slow),
-        ("gpt2-tiny", "optimized"),
-        ("llama-tiny", "optimized"),
-    ],
-)
+@pytest.mark.parametrize(("name", "variant"), [
+    pytest.param("gpt2-tiny", "vanilla", marks=pytest.mark.slow), ("gpt2-tiny", "optimized"),
+    ("llama-tiny", "optimized"),
+])  # fmt: skip
 def test_training_is_that_of_float32_to_the_rounding_of_bfloat16(name, variant):
     half, whole = (losses_of(engine_of(name, dtype=t, variant=variant)) for t in ("bfloat16", "float32"))
     assert half != whole
@@ -253,9 +235,9 @@ def bits_on(threads):
 def in_a_process(call, **environ):
     """What a function of this module gives in a process of its own."""
     code = f"import json, test_bf16; print(json.dumps(test_bf16.{call}))"
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    env = {**os.environ, "PYTHONPATH": path, **environ}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    there = {"NUMBA_NUM_THREADS": "4", "PYTHONPATH": f"{ROOT}/tests:{ROOT}"} | environ
+    done = process(code=code, limit_s=3600, **there)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -265,15 +247,14 @@ def test_the_bits_do_not_depend_on_threads():
     assert [*others, five] == [alone] * 3
 
 
-@pytest.mark.parametrize(
-    "part", [lambda x: x[3:5], lambda x: x.reshape(-1)[64:].view(np.uint32), memoryview, lambda x: x.T[1:]]
-)
+PARTS = [lambda x: x[3:5], lambda x: x.reshape(-1)[64:].view(np.uint32), memoryview, lambda x: x.T[1:]]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_what_is_written_through_a_part_of_a_weight_is_read(part):
     """The array itself is gone, as in ``rows = engine.parameters()["wte.weight"][3:5]``."""
-    name, batch = "h.0.mlp.c_fc.weight", batches(1)[0]
-    engine = engine_of()
-    kept = part(engine.parameters()[name])
-    before = engine.forward(**batch)
+    name, batch, engine = "h.0.mlp.c_fc.weight", batches(1)[0], engine_of()
+    kept, before = part(engine.parameters()[name]), engine.forward(**batch)
     np.asarray(kept).view(F32)[...] *= 4
     assert before != engine.forward(**batch)
     np.asarray(kept).view(F32)[...] /= 4
@@ -281,8 +262,7 @@ def test_what_is_written_through_a_part_of_a_weight_is_read(part):
 
 
 def copies_behind(program):
-    updates = program.phase("backward", "update")
-    return [c for c in updates if c.op is ops.copy and c.args["inp"].group == "parameter"]
+    return [c for c in program.phase("backward", "update") if c.op is ops.copy and c.args["inp"].group == "parameter"]
 
 
 def test_a_weights_update_writes_its_copy():
@@ -292,8 +272,7 @@ def test_a_weights_update_writes_its_copy():
         engine.step(lr=1e-3, **batch)
     for call in engine.program.phase("convert"):
         got = engine.array(call.args["out"]).view(np.uint16)
-        want = engine.array(call.args["inp"]).astype(BF16).view(np.uint16)
-        np.testing.assert_array_equal(got, want, call.layer)
+        np.testing.assert_array_equal(got, engine.array(call.args["inp"]).astype(BF16).view(np.uint16), call.layer)
 
 
 def test_a_kernel_that_cannot_write_a_copy_is_followed_by_one(monkeypatch):
@@ -309,9 +288,8 @@ def test_a_kernel_that_cannot_write_a_copy_is_followed_by_one(monkeypatch):
 def test_a_kernel_without_bfloat16_is_fed_float32(swaps):
     engine = engine_of(choice=Choice("optimized", swaps), fuse=())
     assert not any(bound.call.types for bound in engine.calls if bound.kernel.variant == "blas")
-    np.testing.assert_allclose(
-        losses_of(engine, 3), losses_of(engine_of(dtype="float32", variant="vanilla"), 3), rtol=2e-3
-    )
+    plain = engine_of(dtype="float32", variant="vanilla")
+    np.testing.assert_allclose(losses_of(engine, 3), losses_of(plain, 3), rtol=2e-3)
 
 
 def test_a_frozen_head_is_read_as_its_copy():
@@ -323,10 +301,11 @@ def test_a_frozen_head_is_read_as_its_copy():
 
 def bigrams():
     """A head that reads the embedding: an evaluation and a step both need a copy of it."""
-    parts = {"wte": nn.Embedding(256, 48), "head": nn.Linear(48, 256, bias=False)}
-    return Parts(
-        lambda m, tokens, targets: (F.cross_entropy(logits := m.head(m.wte(tokens)), targets), logits), **parts
-    )
+
+    def forward(m, tokens, targets):
+        return F.cross_entropy(logits := m.head(m.wte(tokens)), targets), logits
+
+    return Parts(forward, wte=nn.Embedding(256, 48), head=nn.Linear(48, 256, bias=False))
 
 
 def test_a_copy_of_an_evaluation_is_not_that_of_a_step():
@@ -388,5 +367,4 @@ def test_products_and_attention_have_the_same_bits_without_the_instruction():
     calls = [*every_call()]
     _, dot, *mine = in_a_process(f"bits_of({calls})", CPUOPT_AMX="off")  # whose products have an order of their own
     _, other, *theirs = in_a_process(f"bits_of({calls})", CPUOPT_TARGET="znver4")  # a tile without the instruction
-    assert (dot, other) == (True, False)
-    assert mine == theirs
+    assert (dot, other, mine) == (True, False, theirs)

@@ -3,7 +3,6 @@
 import errno
 import inspect
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verbs import process
 
 from cpuopt import files
 from cpuopt.ad import emit
@@ -72,19 +72,14 @@ def test_no_change_of_an_entry_passes(tmp_path_factory, content, noise, at, size
 def test_a_generated_module_is_made_once_and_anew_where_it_is_damaged(cache, warned):
     assert load().made() == 1
     path = cache / "generated" / "made_key.py"
-    whole = path.read_bytes()
-    made = len(make.__defaults__[0])
-    assert load().made() == 1
-    assert len(make.__defaults__[0]) == made
+    whole, made = path.read_bytes(), len(make.__defaults__[0])
+    assert (load().made(), len(make.__defaults__[0])) == (1, made)
     damaged = [b"", whole[:10], whole[:-1], whole.replace(b"return 1", b"return 2"), b"\0" * len(whole), b"def made(:"]
     for n, content in enumerate(damaged, start=1):
         path.write_bytes(content)
-        assert load().made() == 1
-        assert len(make.__defaults__[0]) == made + n
-        assert path.read_bytes() == whole
-    assert warned() == [
-        f"cache {cache / 'generated'}: it has files that are damaged or of another version, which are rebuilt"
-    ]
+        assert (load().made(), len(make.__defaults__[0]), path.read_bytes()) == (1, made + n, whole)
+    said = f"cache {cache / 'generated'}: it has files that are damaged or of another version, which are rebuilt"
+    assert warned() == [said]
     assert not list(cache.rglob("*.pyc"))  # which nothing would check
 
 
@@ -111,16 +106,16 @@ def test_without_a_cache_a_module_is_made_all_the_same(where, cache, warned, mon
 
 def test_every_verb_works_on_emptied_caches(cache):
     """The whole of it, in processes: what the backwards, the roofs and a plan were is made anew, with a line each."""
-    program = [sys.executable, "-c", "from cpuopt.kernels import generated; print(len(generated.REFUSED))"]
-    first = subprocess.run(program, capture_output=True, text=True, check=True)
+    code = "from cpuopt.kernels import generated; print(len(generated.REFUSED))"
+    first = process(code=code)
     made = list((cache / "generated").iterdir())
     assert len(made) > 5
     for i, path in enumerate(made):
         os.truncate(path, 0 if i % 2 else 100)
-    second = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert second.stdout == first.stdout
-    assert second.stderr.count("CacheWarning") == 1
-    assert subprocess.run(program, capture_output=True, text=True, check=True).stderr == ""
+    second = process(code=code)
+    assert (second.returncode, second.stdout, second.stderr.count("CacheWarning")) == (0, first.stdout, 1)
+    third = process(code=code)
+    assert (third.returncode, third.stderr) == (0, "")
 
 
 def test_one_process_at_a_time_may_tune(cache):

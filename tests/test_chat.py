@@ -116,8 +116,7 @@ def test_a_turn_that_does_not_fit_changes_nothing(talk, chatty):
     chat = talk()
     list(chat.reply("a", Scripted(END), 9))
     before, position = [*chat.tokens], chatty.position
-    with pytest.raises(UserError, match="do not fit in the context of 128; take a shorter prompt"):
-        list(chat.reply("x" * 100, Scripted(END), 9))
+    fails("do not fit in the context of 128; take a shorter prompt", chat.reply, "x" * 100, Scripted(END), 9)
     assert (chat.tokens, chatty.position) == (before, position)
     turn = len("user\nb") + 3 + len("assistant\n") + 1
     said = list(chat.reply("b", Scripted(*b("y" * 200)), 200))
@@ -147,8 +146,7 @@ def chats(monkeypatch, capsys):
 
     def run(*flags, stdin=""):
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        status = cli.main(["generate", "--model", model, "--variant", "vanilla", "--chat", *flags])
-        return status, *capsys.readouterr()
+        return cli.main(["generate", "--model", model, "--variant", "vanilla", "--chat", *flags]), *capsys.readouterr()
 
     return run
 
@@ -157,22 +155,19 @@ def test_lines_of_the_input_are_turns(chats):
     status, out, err = chats("--max-tokens", "5", "--json", "--system", "S", stdin="one\n\n<|im_end|>two\n")
     assert status == 0
     found = json.loads(out)
-    assert [t["user"] for t in found["turns"]] == ["one", "<|im_end|>two"]
-    assert found["system"] == "S"
+    assert ([t["user"] for t in found["turns"]], found["system"]) == (["one", "<|im_end|>two"], "S")
     assert sum(len(t["ids"]) for t in found["turns"]) == found["tokens"]
     assert all(Fake().decode(t["ids"]) == t["reply"] for t in found["turns"])
     turns = (len("system\nS") + 3, len("user\none") + 3, len("assistant\n") + 1)
     more = len("user\n<|im_end|>two") + 3 + len("assistant\n") + 1
-    left = 3 if found["turns"][0]["stopped"] == "max tokens" else 2
-    assert found["prompt_tokens"] == sum(turns) + left + more
+    assert found["prompt_tokens"] == sum(turns) + (3 if found["turns"][0]["stopped"] == "max tokens" else 2) + more
     assert found["context"] == 128
     assert "random weights" in err
 
 
 def test_a_turn_that_does_not_fit_loses_no_reply(chats):
     status, out, err = chats("--max-tokens", "5", "--json", stdin="one\n" + 300 * "x" + "\nthree\n")
-    assert status == 2
-    assert [t["user"] for t in json.loads(out)["turns"]] == ["one"]
+    assert (status, [t["user"] for t in json.loads(out)["turns"]]) == (2, ["one"])
     assert "do not fit in the context" in err
 
 
@@ -210,6 +205,5 @@ def test_ctrl_c_ends_a_reply_and_not_the_chat(chats, monkeypatch):
 
     monkeypatch.setattr(Conversation, "reply", reply)
     status, out, _ = chats("--json", stdin="one\ntwo\n")
-    assert calls == ["one", "two"]
-    assert [t["stopped"] for t in json.loads(out)["turns"]] == ["interrupted", "end of text"]
+    assert (calls, [t["stopped"] for t in json.loads(out)["turns"]]) == (["one", "two"], ["interrupted", "end of text"])
     assert status == 0

@@ -96,8 +96,7 @@ def test_the_forms_are_those_of_their_models(monkeypatch):
     lines(chat(("user", " hi "), ("assistant", "yo")))
     (example,) = load().train
     start, end = bytes([0xFE]), bytes([0xFF])
-    text = start + b"user\n hi " + end + b"\n" + start + b"assistant\nyo" + end + b"\n"
-    assert example.ids.tolist() == [*text]
+    assert example.ids.tolist() == [*(start + b"user\n hi " + end + b"\n" + start + b"assistant\nyo" + end + b"\n")]
     assert [i for i, c in zip(example.ids.tolist(), example.counted, strict=True) if c] == [*b"yo", 0xFF]
     monkeypatch.setattr("cpuopt.data.chats.get_tokenizer", lambda name: Headers())
     begin, head, tail, eot = range(256, 260)
@@ -112,8 +111,7 @@ def test_two_fields_are_two_messages_all_of_a_text_counts_and_what_a_message_say
     lines(two, chat(("user", "What?"), ("assistant", "That.")), {"text": "plain"}, said)
     first, second, text, special = sorted(load().train, key=lambda e: e.number)
     assert first.ids.tolist() == second.ids.tolist()
-    assert text.ids.tolist() == [*b"\nplain"]
-    assert text.counted.tolist() == [False] + [True] * 5
+    assert (text.ids.tolist(), text.counted.tolist()) == ([*b"\nplain"], [False] + [True] * 5)
     assert Counter(i for i in special.ids.tolist() if i >= 0xFE) == {0xFE: 2, 0xFF: 2}
 
 
@@ -124,10 +122,8 @@ ALPACA = {"instruction": "Q", "input": "", "output": "A"}
 OTHER = [{"role": "user", "content": "no"}, {"role": "assistant", "content": "B", "weight": 1, "name": "x"}]
 SHAPES = {
     "OpenAI": (OPENAI, QA),
-    "a weight of 0": (
-        {"messages": [OPENAI["messages"][0], {**OPENAI["messages"][1], "weight": 0}, *OTHER]},
-        [QA[0], ("assistant", "A", False), ("user", "no", False), ("assistant", "B", True)],
-    ),
+    "a weight of 0": ({"messages": [OPENAI["messages"][0], {**OPENAI["messages"][1], "weight": 0}, *OTHER]},
+                      [QA[0], ("assistant", "A", False), ("user", "no", False), ("assistant", "B", True)]),
     "ShareGPT": (SHAREGPT, QA),
     "ShareGPT with a system column, and an id": ({"id": 7, "system": "S", **SHAREGPT}, [("system", "S", False), *QA]),
     "Magpie: the conversation again in two columns": ({**SHAREGPT, "instruction": "Q", "response": "A"}, QA),
@@ -151,7 +147,7 @@ SHAPES = {
     "empty columns": ({**OPENAI, "prompt": "", "completion": "", "text": "", "tools": []}, QA),
     "content in parts": (chat(("user", [{"type": "text", "text": "Q"}]), ("assistant", "A")), QA),
     "role developer": (chat(("developer", "S"), ("user", "Q"), ("assistant", "A")), [("system", "S", False), *QA]),
-}
+}  # fmt: skip
 
 
 def said_in(name, content):
@@ -202,8 +198,7 @@ def test_parquet_is_read_as_the_lines_that_it_is_converted_to(monkeypatch):
 
     rows = [{**OPENAI, "id": 1, "tools": None}, {"messages": OTHER, "id": 2, "tools": None}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), "c.parquet")
-    content = Path("c.parquet").read_bytes()
-    other = [("user", "no", False), ("assistant", "B", True)]
+    content, other = Path("c.parquet").read_bytes(), [("user", "no", False), ("assistant", "B", True)]
     assert said_in("c.parquet", content) == [("1", QA), ("2", other)]
     assert said_in("c", content) == [("1", QA), ("2", other)]
     assert is_examples("c")
@@ -213,25 +208,21 @@ def test_parquet_is_read_as_the_lines_that_it_is_converted_to(monkeypatch):
     not_loaded("'c.parquet', which is Parquet, needs the library pyarrow, ", name="c.parquet")
 
 
-@pytest.mark.parametrize(
-    ("files", "words"),
-    [
-        ({"c.json": f"[{LINE},\n{LINE}"}, "'c.json', line 2: the list has no ']'; was the file cut short?"),
-        ({"c.json": f"[{LINE},\n{LINE[:-3]}"}, "'c.json', line 2: it is no JSON (Expecting ',' delimiter at character"),
-        ({"c.json": f"[{LINE}\n{LINE}]"}, "'c.json', line 2: '{\"messages\": [{\"role' follows an example; expected"),
-        ({"c.json": f"[\n{LINE}]\n{LINE}"}, "'c.json', line 3: '{\"messages\": [{\"role' follows the list; expected"),
-        ({"c.json": f"[\n{LINE},\n1]"}, "'c.json', line 3: it is a whole number; expected an object with 'messages',"),
-        ({"c.json": '{"a": 1}'}, "'c.json', line 1: it has 'a'; expected 'messages', 'conversations',"),
-        ({"c.json": "[]"}, "'c.*' has no example; expected a row for each"),
-        ({"c.json": LINE, "c.txt": "a"}, "'c.*' matches examples, such as 'c.json', and text, such as 'c.txt'; give"),
-    ],
-)
+@pytest.mark.parametrize(("files", "words"), [
+    ({"c.json": f"[{LINE},\n{LINE}"}, "'c.json', line 2: the list has no ']'; was the file cut short?"),
+    ({"c.json": f"[{LINE},\n{LINE[:-3]}"}, "'c.json', line 2: it is no JSON (Expecting ',' delimiter at character"),
+    ({"c.json": f"[{LINE}\n{LINE}]"}, "'c.json', line 2: '{\"messages\": [{\"role' follows an example; expected"),
+    ({"c.json": f"[\n{LINE}]\n{LINE}"}, "'c.json', line 3: '{\"messages\": [{\"role' follows the list; expected"),
+    ({"c.json": f"[\n{LINE},\n1]"}, "'c.json', line 3: it is a whole number; expected an object with 'messages',"),
+    ({"c.json": '{"a": 1}'}, "'c.json', line 1: it has 'a'; expected 'messages', 'conversations',"),
+    ({"c.json": "[]"}, "'c.*' has no example; expected a row for each"),
+    ({"c.json": LINE, "c.txt": "a"}, "'c.*' matches examples, such as 'c.json', and text, such as 'c.txt'; give"),
+])  # fmt: skip
 def test_a_file_whose_rows_cannot_be_told_apart_is_named(files, words):
     for name, content in files.items():
         Path(name).write_text(content)
-    assert error_of(
-        open_data, NamedModel("", parse("gpt2-tiny")), **Settings(data="c.*").some(*DATA, *EXAMPLES)
-    ).startswith(words)
+    settings = Settings(data="c.*").some(*DATA, *EXAMPLES)
+    assert error_of(open_data, NamedModel("", parse("gpt2-tiny")), **settings).startswith(words)
 
 
 def test_json_of_another_kind_is_text_beside_texts():
@@ -241,48 +232,45 @@ def test_json_of_another_kind_is_text_beside_texts():
     assert load_corpus("*", vocab_size=256, T=4, B=1).files
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "line 2: it is no JSON (Expecting property name"),
-        ("hello", "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', "),
-        ("1", "line 2: it is a whole number; expected an object with 'messages', "),
-        ('{"text": "a"} {"text": "b"}', 'it has more than one value: \'{"text": "b"}\'; expected one on each line'),
-        ('{"text": "a", "text": "b"}', "'text' comes twice"),
-        ({"prompt": "a", "chosen": "b"}, "it has 'chosen', 'prompt'; expected 'messages', "),
-        ({"prompt": "a", "completion": 3}, "'completion' is 3; expected a text or a list of messages"),
-        ({"messages": {}}, "'messages' is {}; expected a list of messages"),
-        (chat(("user", "a")), "none of its 1 message is the assistant's"),
-        (chat(("tool", "a"), ("assistant", "b")), "message 1 has the role 'tool': tool calls are not trained; --skip-"),
-        ({"messages": [{"role": "user"}]}, "message 1 is {'role': 'user'}; expected a 'role' and a 'content'"),
-        ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 has the role"),
-        (chat(("narrator", "a"), ("gpt", "b")), "message 1 has the role 'narrator'; expected system, user, assistant"),
-        ({"text": " "}, "line 2: it is empty; expected a text"),
-        (chat(("user", "a"), ("assistant", " ")), "message 2, an answer, is empty: the model would learn to say"),
-        ({"prompt": "a", "completion": ""}, "message 2, an answer, is empty"),
-        (weighed(0), "none of its 2 messages has a weight of 1, so nothing would count"),
-        (weighed(0.5), "message 2 has the weight 0.5; expected 0 or 1"),
-        (weighed("0"), "message 2 has the weight '0'; expected 0 or 1"),
-        (weighed(1, "user"), "message 1 has the weight 1; expected 0: answers alone count"),
-        (weighed(0, name="weights"), "message 2 has 'weights', which is not read: a message has 'weight', 0 or 1"),
-        ({"text": "a", "weight": 0.5}, "it has 'weight', which is not read: an example has no weight of its own"),
-        ({**chat(("assistant", "a")), "tools": [{}]}, "it has 'tools', which is not read: tool calls are not trained"),
-        (weighed([{}], name="tool_calls"), "message 2 has 'tool_calls', which is not read: tool calls are not trained"),
-        (weighed("x", name="reasoning_content"), "message 2 has 'reasoning_content', which is not read: only its con"),
-        ({"prompt": "a", "completion": "b", "label": False}, "its 'label' is false, so the answer is not wanted"),
-        ({"prompt": "a", "completion": "b", "images": ["c.png"]}, "it has 'images', which is not read: only text is"),
-        (chat(("user", [{"type": "image_url"}]), ("assistant", "b")), "message 1 has a part of the type 'image_url'"),
-        ({**chat(("assistant", "a")), "text": "b"}, "its messages and its text are two examples; leave"),
-        ({"prompt": "a", "output": "b", "response": "c"}, "its prompt, response and its prompt, output are two"),
-        ({**chat(("system", "a"), ("assistant", "b")), "system": "c"}, "its 'system' and its first message are two;"),
-        ({"prompt": "a", "completion": "\ud800"}, "half of a surrogate pair"),
-        ({"instruction": "a", "input": 5, "output": "b"}, "'input' is 5; expected a text"),
-        (weighed(True, name="masked"), "message 2 has 'masked', which is not read"),
-        (weighed("user", name="from"), "message 2 has 'role' and 'from', which differ"),
-        (chat(("user", "a"), ("gpt", [{"type": "text", "text": "b", "weight": 0}])), "has a part with 'weight'"),
-        ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),  # as PowerShell's UTF-16
-    ],
-)
+@pytest.mark.parametrize(("line", "words"), [
+    ("{", "line 2: it is no JSON (Expecting property name"),
+    ("hello", "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', "),
+    ("1", "line 2: it is a whole number; expected an object with 'messages', "),
+    ('{"text": "a"} {"text": "b"}', 'it has more than one value: \'{"text": "b"}\'; expected one on each line'),
+    ('{"text": "a", "text": "b"}', "'text' comes twice"),
+    ({"prompt": "a", "chosen": "b"}, "it has 'chosen', 'prompt'; expected 'messages', "),
+    ({"prompt": "a", "completion": 3}, "'completion' is 3; expected a text or a list of messages"),
+    ({"messages": {}}, "'messages' is {}; expected a list of messages"),
+    (chat(("user", "a")), "none of its 1 message is the assistant's"),
+    (chat(("tool", "a"), ("assistant", "b")), "message 1 has the role 'tool': tool calls are not trained; --skip-"),
+    ({"messages": [{"role": "user"}]}, "message 1 is {'role': 'user'}; expected a 'role' and a 'content'"),
+    ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 has the role"),
+    (chat(("narrator", "a"), ("gpt", "b")), "message 1 has the role 'narrator'; expected system, user, assistant"),
+    ({"text": " "}, "line 2: it is empty; expected a text"),
+    (chat(("user", "a"), ("assistant", " ")), "message 2, an answer, is empty: the model would learn to say"),
+    ({"prompt": "a", "completion": ""}, "message 2, an answer, is empty"),
+    (weighed(0), "none of its 2 messages has a weight of 1, so nothing would count"),
+    (weighed(0.5), "message 2 has the weight 0.5; expected 0 or 1"),
+    (weighed("0"), "message 2 has the weight '0'; expected 0 or 1"),
+    (weighed(1, "user"), "message 1 has the weight 1; expected 0: answers alone count"),
+    (weighed(0, name="weights"), "message 2 has 'weights', which is not read: a message has 'weight', 0 or 1"),
+    ({"text": "a", "weight": 0.5}, "it has 'weight', which is not read: an example has no weight of its own"),
+    ({**chat(("assistant", "a")), "tools": [{}]}, "it has 'tools', which is not read: tool calls are not trained"),
+    (weighed([{}], name="tool_calls"), "message 2 has 'tool_calls', which is not read: tool calls are not trained"),
+    (weighed("x", name="reasoning_content"), "message 2 has 'reasoning_content', which is not read: only its con"),
+    ({"prompt": "a", "completion": "b", "label": False}, "its 'label' is false, so the answer is not wanted"),
+    ({"prompt": "a", "completion": "b", "images": ["c.png"]}, "it has 'images', which is not read: only text is"),
+    (chat(("user", [{"type": "image_url"}]), ("assistant", "b")), "message 1 has a part of the type 'image_url'"),
+    ({**chat(("assistant", "a")), "text": "b"}, "its messages and its text are two examples; leave"),
+    ({"prompt": "a", "output": "b", "response": "c"}, "its prompt, response and its prompt, output are two"),
+    ({**chat(("system", "a"), ("assistant", "b")), "system": "c"}, "its 'system' and its first message are two;"),
+    ({"prompt": "a", "completion": "\ud800"}, "half of a surrogate pair"),
+    ({"instruction": "a", "input": 5, "output": "b"}, "'input' is 5; expected a text"),
+    (weighed(True, name="masked"), "message 2 has 'masked', which is not read"),
+    (weighed("user", name="from"), "message 2 has 'role' and 'from', which differ"),
+    (chat(("user", "a"), ("gpt", [{"type": "text", "text": "b", "weight": 0}])), "has a part with 'weight'"),
+    ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),  # as PowerShell's UTF-16
+])  # fmt: skip
 def test_a_line_that_is_no_example_is_named(line, words):
     text = line if isinstance(line, str) else json.dumps(line)
     with open("c.jsonl", "wb") as file:
@@ -297,10 +285,8 @@ def test_what_is_cut_and_what_is_not_used_is_reported():
     data = load(T=6, truncate=True)
     r = data.report()
     assert (r["examples"], r["cut"], r["tokens_cut"]) == (3, 1, 52 - 7)
-    assert (r["tokens"], r["counted"]) == (7 + 5 + 52, 6 + 4)
-    assert r["without_counted"] == ["'c.jsonl', line 3"]
-    assert r["unused"] == {"id": 2}
-    assert r["shapes"] == {"text": 2, "prompt, completion": 1}
+    assert (r["tokens"], r["counted"], r["without_counted"]) == (7 + 5 + 52, 6 + 4, ["'c.jsonl', line 3"])
+    assert (r["unused"], r["shapes"]) == ({"id": 2}, {"text": 2, "prompt, completion": 1})
     assert "1 example left out, because no token counts within -T 6: 'c.jsonl', line 3 first" in data.description
     assert "read from text or prompt, completion; " in data.description
     assert "10 of 64 tokens count (16 %)" in data.description
@@ -308,14 +294,11 @@ def test_what_is_cut_and_what_is_not_used_is_reported():
     not_loaded("no token of any example counts within -T 6; take a larger -T", T=6, truncate=True)
 
 
-@pytest.mark.parametrize(
-    ("asked", "answer", "cut", "words"),
-    [
-        (10, 300, 3, ""),
-        (10, 300, 4, "cuts 4 of 331 tokens off the ends of 1 example, and with them 3 of the 301 that count; take"),
-        (300, 10, 2, "cuts 2 of 331 tokens off the ends of 1 example, and with them 1 of the 11 that count; take"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "answer", "cut", "words"), [
+    (10, 300, 3, ""),
+    (10, 300, 4, "cuts 4 of 331 tokens off the ends of 1 example, and with them 3 of the 301 that count; take"),
+    (300, 10, 2, "cuts 2 of 331 tokens off the ends of 1 example, and with them 1 of the 11 that count; take"),
+])  # fmt: skip
 def test_more_than_a_hundredth_of_tokens_or_targets_is_cut_only_if_asked_for(asked, answer, cut, words):
     lines({"prompt": "q" * asked, "completion": "a" * answer})
     longest = load(T=999).report()["longest"]
@@ -332,8 +315,7 @@ def test_a_long_text_is_split_into_rows_in_which_each_token_is_a_target_once(pac
     rows = data.rows("train")
     assert (len(rows), data.report()["split"], data.report()["tokens_cut"]) == (7 if pack else 8, 1, 0)
     pieces = sorted((e for row in rows for e in row if e.number == 1), key=lambda e: -e.size)
-    seen = Counter(int(i) for e in pieces for i in e.ids[1:])
-    assert seen == Counter(text.encode())
+    assert Counter(int(i) for e in pieces for i in e.ids[1:]) == Counter(text.encode())
     assert "1 text of more than a row split" in data.description
     whole = load(T=200)
     assert whole.report()["split"] == 0
@@ -370,8 +352,7 @@ def test_a_tenth_is_held_out_by_the_lines_alone():
 
 
 def test_rows_have_every_example_once_and_few_rows_do():
-    rng = np.random.Generator(np.random.PCG64(0))
-    lines(*({"text": "x" * int(n)} for n in rng.integers(1, 30, 300)))
+    lines(*({"text": "x" * int(n)} for n in np.random.Generator(np.random.PCG64(0)).integers(1, 30, 300)))
     data = load(T=64, pack=True)
     rows = data.rows("train")
     assert Counter(e.number for row in rows for e in row) == Counter(e.number for e in data.train)
@@ -395,8 +376,7 @@ def test_an_epoch_has_every_target_once_in_an_order_that_follows_from_seed_and_e
     assert not np.array_equal(*orders)
     again = data.batches("train", 4, 100, seed=3)
     assert all(np.array_equal(x, y) for x, y in zip(again.at(n + 1).values(), batches.at(n + 1).values(), strict=True))
-    other = data.batches("train", 4, 100, seed=4)
-    assert not np.array_equal(other.at(0)["tokens"], batches.at(0)["tokens"])
+    assert not np.array_equal(data.batches("train", 4, 100, seed=4).at(0)["tokens"], batches.at(0)["tokens"])
 
 
 def test_a_row_has_one_example_and_padding_or_says_where_each_example_starts():
@@ -496,20 +476,14 @@ def test_two_ranks_share_packed_rows():
         assert job.settings.steps == len(job.batches)  # of two micro-batches each
         return [job.take_step().loss for _ in range(2)], job.engine.parameters()["model.norm.weight"].tobytes()
 
-    alone = Team(1).run(steps)
-    assert Team(2).run(steps) == alone * 2
+    assert Team(2).run(steps) == Team(1).run(steps) * 2
 
 
-@pytest.mark.parametrize(
-    ("how", "steps"),
-    [
-        ({}, 3 * 20 / 2),
-        ({"pack": True}, None),
-        ({"total_batch": 2 * 64 * 4}, 8),  # 7.5 steps of four batches
-        ({"data": "t.txt"}, 3 * (2699 // 128)),
-    ],
-    ids=["padded", "packed", "micro-batches", "text"],
-)
+@pytest.mark.parametrize(("how", "steps"), [
+    ({}, 3 * 20 / 2), ({"pack": True}, None),
+    ({"total_batch": 2 * 64 * 4}, 8),  # 7.5 steps of four batches
+    ({"data": "t.txt"}, 3 * (2699 // 128)),
+], ids=["padded", "packed", "micro-batches", "text"])  # fmt: skip
 def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
     lines(*pairs(22))  # two of which are held out
     Path("t.txt").write_text("a" * 3000)
@@ -517,8 +491,7 @@ def test_epochs_are_the_steps_in_which_all_data_are_seen_so_often(how, steps):
     n = len(job.batches)
     assert job.settings.steps == (3 * n if steps is None else steps)
     assert n < 10 or "pack" not in how
-    seen = job.settings.steps * job.settings.micro_batches
-    assert 3 * n <= seen < 3 * n + job.settings.micro_batches
+    assert 3 * n <= job.settings.steps * job.settings.micro_batches < 3 * n + job.settings.micro_batches
 
 
 def test_inputs_that_a_model_brings_have_no_epochs():

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from listening import KilledError, Listener, die, raising
 from small_runs import FLAGS, command, only, prepare, run, sealed, steps_of, wait_for_steps
-from verbs import fails, ran, refused, spy
+from verbs import fails, process, ran, refused, spy
 
 from cpuopt import cli, files
 from cpuopt.data import batches
@@ -60,16 +60,11 @@ def content(run, step=20):
 # Exact resume
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"total_batch": 32, "clip": 0.5, "weight_decay": 0.1, "decay": "matrices"},
-        {"schedule": "cosine", "warmup_steps": 3, "guard_z": 3.0, "seed": 5},
-        {"variant": "optimized"},
-        {"variant": "optimized", "dtype": "bf16"},
-    ],
-)
+@pytest.mark.parametrize("more", [
+    {}, {"total_batch": 32, "clip": 0.5, "weight_decay": 0.1, "decay": "matrices"},
+    {"schedule": "cosine", "warmup_steps": 3, "guard_z": 3.0, "seed": 5}, {"variant": "optimized"},
+    {"variant": "optimized", "dtype": "bf16"},
+])  # fmt: skip
 def test_ten_steps_and_ten_more_are_twenty(more):
     small("whole", **more)
     small("cut", die_after=13, **more)
@@ -226,8 +221,7 @@ def test_a_torn_last_line_is_dropped(two):
     (two / "main.log").write_text(f"{log}s:1")
     with Run.reopen(two, 12)[0]:
         pass
-    assert (two / "metrics.jsonl").read_text() == metrics
-    assert (two / "main.log").read_text() == log
+    assert ((two / "metrics.jsonl").read_text(), (two / "main.log").read_text()) == (metrics, log)
 
 
 # A state of other types
@@ -302,8 +296,7 @@ def test_the_old_checkpoint_stays_while_none_can_be_written(monkeypatch):
     result, _, listener = small(resume=checkpoint.newest(only()))
     assert [n[:28] for n in listener.notes] == [f"no checkpoint after step {n}: "[:28] for n in (10, 15, 20)]
     assert all("step-00000005 stays" in n for n in listener.notes)
-    assert kept() == before
-    assert result.checkpoint.name == "step-00000005"
+    assert (kept(), result.checkpoint.name) == (before, "step-00000005")
 
 
 def at_step(number, act):
@@ -326,8 +319,7 @@ def test_a_folder_that_vanishes_does_not_end_the_training():
     result, ready, listener = small(change=at_step(8, lambda: shutil.rmtree(only())))
     assert result.summary["steps"] == ready.engine.step_number == 20
     assert "cannot write" in listener.notes[0]
-    assert result.checkpoint.name == "step-00000020"
-    assert checkpoint.newest(result.path).state["step"] == 20
+    assert (result.checkpoint.name, checkpoint.newest(result.path).state["step"]) == ("step-00000020", 20)
     log = (result.path / "main.log").read_text()
     assert [int(x.split()[0][2:]) for x in log.splitlines() if "trl" in x] == [*range(8, 21)]
 
@@ -362,8 +354,7 @@ def test_a_run_whose_last_checkpoint_is_missing_fails(monkeypatch):
 ])  # fmt: skip
 def test_a_real_disk_that_is_full_or_becomes_read_only(options, last, said):
     Path("disk").mkdir()
-    mount = ["mount", "-t", "tmpfs"]
-    if subprocess.run([*mount, *options, "none", "disk"]).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", *options, "none", "disk"]).returncode:
         pytest.skip("needs the right to mount")
     remount = partial(subprocess.run, ["mount", "-o", "remount,ro", "disk"], check=True)
     change = at_step(8, remount) if "Read-only" in said else lambda ready: None
@@ -381,7 +372,7 @@ def test_a_real_disk_that_is_full_or_becomes_read_only(options, last, said):
 
 def test_a_second_process_is_refused(two):
     code = f"from cpuopt.train.record import Run; from pathlib import Path; Run.reopen(Path({str(two)!r}), 10)"
-    second = partial(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    second = partial(process, code=code)
     open_run, _ = Run.reopen(two, 5)
     before = (two / "main.log").read_bytes()
     with open_run:
@@ -392,8 +383,7 @@ def test_a_second_process_is_refused(two):
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(name, capsys):
-    number = getattr(signal, name)
-    first = ["train", *FLAGS, "--save-every", "5"]
+    number, first = getattr(signal, name), ["train", *FLAGS, "--save-every", "5"]
     running = command(*first, "--steps", "1000000", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_steps(7, running)
@@ -426,8 +416,7 @@ def test_the_command_line_passes_over_a_bad_checkpoint_and_says_so(two, capsys):
     assert "adam_v.safetensors" in err
     assert "goes on after step 5" in out
     assert "the run has lr 0.01, not 3.0" in refused(capsys, "train", "--resume", two.name, "--lr", "3")
-    assert cli.main(["train", "--resume", "nowhere"]) == 2
-    assert cli.main(["train", "--resume", "--runs", "nowhere"]) == 2
+    assert (cli.main(["train", "--resume", "nowhere"]), cli.main(["train", "--resume", "--runs", "nowhere"])) == (2, 2)
 
 
 def counted(script, *words):
@@ -465,7 +454,6 @@ KERNELS = """
 import numpy as np
 from cpuopt import kernel, ops
 {more}
-
 @kernel(ops.gelu_forward, "mine", jit=False)
 def gelu_forward(out, inp):
     out[:] = {half} * inp * (1 + np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3)))
@@ -538,8 +526,7 @@ def test_versions_processor_and_threads_are_notes():
     ready = prepare(found(made_by=made_by), steps=3)
     told = "; ".join(ready.notes)
     was = ("'numba' is '", ", and was '0.1'", "'gone' is None", "and was 'generic'", "'threads' is '", "of 1 kernel ")
-    assert [part for part in was if part not in told] == []
-    assert ready.changes == ()
+    assert ([part for part in was if part not in told], ready.changes) == ([], ())
 
 
 def test_a_checkpoint_that_says_little_of_its_kernels():
@@ -556,25 +543,19 @@ NOW = {"kernels": {"a[x]": "1"}, "code": {}, "files": {"a.py": "1"}, "versions":
 WAS = "kernel 'a[x]' is not what it was"
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "why", "said"),
-    [
-        ({}, {"kernels": {"a[x]": "unknown"}}, "", []),
-        ({"files": {"a.py": "2"}}, {"kernels": {"a[x]": "unknown"}}, "", [WAS]),  # it cannot be looked through
-        ({"kernels": {"a[x]": "2", "c[x]": "1"}}, {"kernels": {"a[x]": "1", "b[x]": "1"}}, "why", ["why", WAS]),
-    ],
-)
+@pytest.mark.parametrize(("then", "now", "why", "said"), [
+    ({}, {"kernels": {"a[x]": "unknown"}}, "", []),
+    ({"files": {"a.py": "2"}}, {"kernels": {"a[x]": "unknown"}}, "", [WAS]),  # it cannot be looked through
+    ({"kernels": {"a[x]": "2", "c[x]": "1"}}, {"kernels": {"a[x]": "1", "b[x]": "1"}}, "why", ["why", WAS]),
+])  # fmt: skip
 def test_a_kernel_is_judged_by_its_text_or_its_file(then, now, why, said):
     assert provenance.compare({**NOW, **now, **then}, {**NOW, **now}, why) == (said, [])
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "said"),
-    [
-        ({}, {"guard": "skip"}, "--guard skip leaves out the rewrite 'update'"),
-        ({"guard": "skip"}, {"guard": "stop"}, "without --guard skip the rewrite 'update' comes in"),
-    ],
-)
+@pytest.mark.parametrize(("then", "now", "said"), [
+    ({}, {"guard": "skip"}, "--guard skip leaves out the rewrite 'update'"),
+    ({"guard": "skip"}, {"guard": "stop"}, "without --guard skip the rewrite 'update' comes in"),
+])  # fmt: skip
 def test_a_guard_that_changes_the_rewrites_is_said_in_place_of_the_kernels(then, now, said):
     run(steps=1, save_every=1, variant="optimized", **then)
     settings = resumed(found(), {"steps": 2, **now})

@@ -15,7 +15,6 @@ from verbs import SQUARES, flags_of, printed, process, strict
 
 from cpuopt import __version__, cli, ops
 from cpuopt.building import build
-from cpuopt.cli import common
 from cpuopt.files import whole_directory
 from cpuopt.kernels import registry
 from cpuopt.models import specs
@@ -30,14 +29,13 @@ STEP_KEYS = ["step", "loss", "lr", "grad_norm", "step_ms", "tokens_per_s"]
 KERNEL = """
 from numba import prange
 from cpuopt import kernel, ops
-
 @kernel(ops.residual_forward, "mine")
 def residual_forward(out, inp1, inp2):
     for i in prange(inp1.shape[0]):
         out[i] = inp1[i] + inp2[i] if inp1[i] != {unique} else inp2[i] + {unique}
 """
 pytestmark = pytest.mark.usefixtures("here", "measured")
-CORES = common.cores()
+CORES = cli.common.cores()
 
 
 @pytest.fixture
@@ -66,7 +64,6 @@ def unique_kernel():
 IMPORTS = """
 import sys
 from cpuopt import cli
-
 for words in (["-h"], ["train", "-h"], ["data", "list"], ["--completion", "zsh"]):
     try:
         cli.main(words)
@@ -94,8 +91,7 @@ def test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right(verb, c
     with pytest.raises(SystemExit):
         parser.parse_args([verb, "-h"])
     text = capsys.readouterr().out
-    about = re.search(r"\n\n([A-Z].*?\.)\n\n([A-Z].*?\.)\n\n", text, re.S)
-    assert about, "a sentence on the verb, and a paragraph"
+    assert re.search(r"\n\n([A-Z].*?\.)\n\n([A-Z].*?\.)\n\n", text, re.S), "a sentence on the verb, and a paragraph"
     examples = re.findall(r"^    (cpuopt .*)$", text.partition("\nexamples:\n")[2], re.M)
     assert len(examples) >= 2
     for example in examples:
@@ -117,15 +113,10 @@ def test_version(flag, capsys):
 
 
 COMPLETIONS = {
-    "ju": "judge",
-    "judge --op gelu_b": "gelu_backward",
-    "judge --adop": "--adopt",
-    "train --model gpt2-t": "gpt2-tiny",
-    "train --kernels a-k": "a-kernel.py",
-    "runs list --runs a-": "a-folder",
-    "data tok": "tokenize",
+    "ju": "judge", "judge --op gelu_b": "gelu_backward", "judge --adop": "--adopt", "train --model gpt2-t": "gpt2-tiny",
+    "train --kernels a-k": "a-kernel.py", "runs list --runs a-": "a-folder", "data tok": "tokenize",
     "--completion z": "zsh",
-}
+}  # fmt: skip
 """Words after the name of the command, and what bash makes of the last one."""
 
 
@@ -155,9 +146,8 @@ def test_a_run_leaves_a_complete_folder(run):
     assert f"  {ms}, gpt2-tiny 2x16" in run("runs", "list", job=False)
     files = {path.name for path in folder.iterdir()}
     assert files == {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}
-    config, machine, profile, summary = (
-        strict((folder / f"{name}.json").read_text()) for name in ("config", "machine", "profile", "summary")
-    )
+    about = ("config", "machine", "profile", "summary")
+    config, machine, profile, summary = (strict((folder / f"{name}.json").read_text()) for name in about)
     steps = [strict(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     given = {"model": "gpt2-tiny", "B": 2, "T": 16, "steps": 3, "lr": 1e-3, "seed": 0, "fuse": "auto"}
     assert given.items() <= config.items()
@@ -177,17 +167,14 @@ def test_a_run_leaves_a_complete_folder(run):
 
 
 def test_train_tells_what_it_runs_with(run):
-    out = run(
-        "train", "--steps", "2", "--swap", "gelu@h.1.*=vanilla", "--fuse", "all", "--swap", "adamw@h.0.attn.*=vanilla"
-    )
+    swaps = ["--swap", "gelu@h.1.*=vanilla", "--swap", "adamw@h.0.attn.*=vanilla"]
+    out = run("train", "--steps", "2", *swaps, "--fuse", "all")
     for words in (
         "gpt2-tiny: 120,576 parameters, B 2, T 16, 4 threads",
         "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: " + ", ".join(FUSIONS),
-        "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten",
-        "step 2/2  loss ",
-        "validation loss ",
-        " tokens/s, ",
-    ):
+        "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten", "step 2/2  loss ",
+        "validation loss ", " tokens/s, ",
+    ):  # fmt: skip
         assert words in out
     assert re.search(r"^memory: parameters 0\.48 MB, .*; arena [\d.]+ MB$", out, re.M)
     assert re.search(r"^expected peak of the process [\d.]+ GB$", out, re.M)
@@ -221,8 +208,7 @@ def test_steps_are_printed_once_a_second_or_as_asked(capsys, every, printed):
 
 def test_after_five_steps_a_run_says_when_it_ends(capsys):
     """Of 100 steps of 2 s, with a validation of 7 s before the first and after each ten."""
-    job = SimpleNamespace(settings=Settings(steps=100, val_every=10))
-    now = [20.0]
+    job, now = SimpleNamespace(settings=Settings(steps=100, val_every=10)), [20.0]
     view = console.TrainingView(job, clock=lambda: now[0])
     view.opened = 13.0
     view.validation(0, 5.0)
@@ -281,8 +267,7 @@ def test_a_verb_of_an_earlier_version_answers_with_what_replaced_it(capsys, name
 
 
 def test_program_of_one_phase(run):
-    built = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16))
-    swap = ["--swap", "matmul@lm_head=blas"]
+    built, swap = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16)), ["--swap", "matmul@lm_head=blas"]
     for phase in ("forward", "evaluate", "backward", "update", "all"):
         shown = {"all": PHASES, "update": ("norm", "update")}.get(phase, (phase,))
         out, found = run("profile", "--program", phase), strict(run("profile", "--program", phase, "--json", *swap))
@@ -292,9 +277,8 @@ def test_program_of_one_phase(run):
         assert all(re.search(r"\) \[vanilla\] -> .+ @\d+$", line) for line in calls)
         assert ("# inverts " in out) is (phase in ("backward", "all"))
         assert re.search(r"^# 0\.\d+ GFLOP a step", out, re.M)
-        assert [(c["phase"], c["layer"], c["op"], c["text"]) for c in found["calls"]] == [
-            (c.phase, c.layer, c.op.name, str(c)) for c in want
-        ]
+        told = [(c["phase"], c["layer"], c["op"], c["text"]) for c in found["calls"]]
+        assert told == [(c.phase, c.layer, c.op.name, str(c)) for c in want]
     assert out == run("profile", "--program")
     assert {(c["layer"], c["variant"]) for c in found["calls"]} >= {("lm_head", "blas"), ("h.0.mlp", "vanilla")}
     assert found["flops"] == built.program.flops == sum(c["flops"] for c in found["calls"])
@@ -315,7 +299,7 @@ def test_kernels_are_listed(run):
     rows = strict(run("kernels", *unique_kernel()[:2], "--json", job=False))["kernels"]
     mine = [row for row in rows if row["variant"] == "mine"]
     row = {"op": "residual_forward", "label": "Residual Forward", "variant": "mine"}
-    assert mine == [{**row, "where": f"{Path.cwd() / 'mine.py'}:5"}]
+    assert mine == [{**row, "where": f"{Path.cwd() / 'mine.py'}:4"}]
 
 
 def test_kernels_are_compiled_for_the_next_command(capsys):
@@ -344,8 +328,7 @@ def test_data_list(run):
 
 
 def test_more_threads_than_cores():
-    more = CORES + 2
-    job = ["--model", "gpt2-tiny", "-B", "1", "-T", "8", "--steps", "1", "--val-every", "0"]
+    more, job = CORES + 2, ["--model", "gpt2-tiny", "-B", "1", "-T", "8", "--steps", "1", "--val-every", "0"]
     done = process("train", *job, "--threads", str(more), "--json")
     assert done.returncode == 0, done.stderr
     assert strict(done.stdout)["threads"] == more

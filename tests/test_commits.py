@@ -7,31 +7,27 @@ import time
 from pathlib import Path
 
 import pytest
+from verbs import error, fails, ran
 
 import cpuopt
 from cpuopt import cli
 from cpuopt.cli import gate as verb
-from cpuopt.errors import UNCHECKED, UserError
+from cpuopt.errors import UNCHECKED
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import commit_worker, commits, gate
-from cpuopt.lab.commits import Difference
 from cpuopt.report import gate as report
 
 CHANGES = {
     "renamed": ("cpuopt/kernels/vanilla/gelu.py", "CUBIC", "CUBED"),
     "wrong": ("cpuopt/kernels/vanilla/gelu.py", "out[i] = HALF * x", "out[i] = x"),
-    "lossy": (
-        "cpuopt/models/gpt2.py",
-        "(c.vocab_size, c.n_embd, init=nn.normal(0.02)",
-        "(c.vocab_size, c.n_embd, init=nn.normal(0.5)",
-    ),
+    "lossy": ("cpuopt/models/gpt2.py", "(c.vocab_size, c.n_embd, init=nn.normal(0.02)",
+              "(c.vocab_size, c.n_embd, init=nn.normal(0.5)"),
     "redeclared": ("cpuopt/ops/declaration.py", 'EPS = scalar("eps", low=1e-4', 'EPS = scalar("eps", low=2e-4'),
     "roomy": ("cpuopt/kernels/optimized/sumsq.py", '"] // CHUNK + 1', '"] // CHUNK + 2'),
     "docs": ("README.md", "a word", "another word"),
-    "old": ("cpuopt/building.py", "def set_threads", "def threads_set"),
-    "filed": ("mine.py", "* x * x", "* x * x * x"),
+    "old": ("cpuopt/building.py", "def set_threads", "def threads_set"), "filed": ("mine.py", "* x * x", "* x * x * x"),
     "spoken": ("README.md", "a word", "a kernel"),
-}
+}  # fmt: skip
 SAID = {"spoken": "a kernel: faster: by much"}
 """The subjects of commits that have others than their tags."""
 """Commits after ``base``: a file, what it has there, and what takes its place."""
@@ -40,7 +36,6 @@ from numba import prange
 from cpuopt import kernel, ops
 from cpuopt.kernels.toolkit.fastmath import tanh
 import numpy as np
-
 @kernel(ops.gelu_forward, "mine")
 def gelu_forward(out, inp):
     for i in prange(inp.shape[0]):
@@ -61,10 +56,8 @@ def repository(tmp_path_factory):
     shutil.copytree(Path(cpuopt.__file__).parent, top / "cpuopt", ignore=shutil.ignore_patterns("__pycache__"))
     (top / "README.md").write_text("a word")
     (top / "mine.py").write_text(FILE)
-    git(top, "init", "--quiet", "-b", "main")
-    git(top, "add", ".")
-    git(top, "commit", "--quiet", "-m", "base")
-    git(top, "tag", "base")
+    for words in ("init --quiet -b main", "add .", "commit --quiet -m base", "tag base"):
+        git(top, *words.split())
     for name, (file, old, new) in CHANGES.items():
         git(top, "checkout", "--quiet", "--detach", "base")
         text = (top / file).read_text()
@@ -81,26 +74,18 @@ def here(repository, monkeypatch, tmp_path):
     monkeypatch.chdir(repository)
     monkeypatch.setattr(gate, "cache_folder", lambda name: tmp_path / name)
     yield repository
-    assert git(repository, "status", "--porcelain") == ""
-    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert (git(repository, "status", "--porcelain"), len(git(repository, "worktree", "list").splitlines())) == ("", 1)
 
 
 def ab(tmp_path, *words, sizes="N=4096"):
-    quick = ["--sizes", sizes, "--rounds", "6", "--threads", "1", "--runs", str(tmp_path / "runs")]
-    return cli.main(["ab", *words, *quick])
-
-
-def error(capsys):
-    (line,) = [v for v in capsys.readouterr().err.splitlines() if v.startswith("cpuopt: ")]
-    return line
+    return ["ab", *words, "--sizes", sizes, "--rounds", "6", "--threads", "1", "--runs", str(tmp_path / "runs")]
 
 
 # ab -------------------------------------------------------------------------------------------------------------------
 
 
 def test_two_commits_with_a_constant_renamed_have_equal_code_from_different_sources(here, tmp_path, capsys):
-    assert ab(tmp_path, "gelu_forward", "base:vanilla", "renamed:vanilla", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *ab(tmp_path, "gelu_forward", "base:vanilla", "renamed:vanilla"))
     (result,) = found["results"]
     assert len({*result["codes"].values()}) == 1, result["codes"]
     assert len({*result["hashes"].values()}) == 2, result["hashes"]
@@ -110,74 +95,61 @@ def test_two_commits_with_a_constant_renamed_have_equal_code_from_different_sour
 
 
 def test_a_kernel_that_a_commit_made_wrong_is_not_timed(here, tmp_path, capsys):
-    assert ab(tmp_path, "gelu_forward", "vanilla", "wrong:vanilla", "--json") == 1
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *ab(tmp_path, "gelu_forward", "vanilla", "wrong:vanilla"), status=1)
     assert (found["verdict"], "ratio" in found) == ("wrong", False)
     assert found["reason"].startswith("gelu_forward[wrong:vanilla] is wrong, so it is not timed: out[")
 
 
 def test_commits_that_declare_an_op_differently_are_refused(here, tmp_path, capsys):
-    assert ab(tmp_path, "layernorm_forward", "base:vanilla", "redeclared:vanilla", sizes="BT=8 C=64") == 2
-    line = error(capsys)
-    assert "layernorm_forward: redeclared:vanilla declares its argument 'eps' otherwise" in line
+    assert cli.main(ab(tmp_path, "layernorm_forward", "base:vanilla", "redeclared:vanilla", sizes="BT=8 C=64")) == 2
+    assert "layernorm_forward: redeclared:vanilla declares its argument 'eps' otherwise" in error(capsys)
 
 
 def test_a_file_of_a_commit(here, tmp_path, capsys):
-    assert ab(tmp_path, "gelu_forward", "base:mine.py", "filed:mine.py:mine") == 1
+    assert cli.main(ab(tmp_path, "gelu_forward", "base:mine.py", "filed:mine.py:mine")) == 1
     assert "gelu_forward[filed:mine.py:mine] is wrong" in error(capsys)
 
 
 def test_a_commit_that_is_too_old_is_refused_with_its_reason(here, tmp_path, capsys):
-    assert ab(tmp_path, "gelu_forward", "old:vanilla", "vanilla") == 2
+    assert cli.main(ab(tmp_path, "gelu_forward", "old:vanilla", "vanilla")) == 2
     line = error(capsys)
     assert "old:vanilla: ended with status 1 during 'ready': ImportError: cannot import name 'set_threads'" in line
     assert f"a commit from before {commits.OLDEST} cannot be compared" in line
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["nowhere:vanilla", "vanilla"], "'nowhere:vanilla': git knows no commit 'nowhere'; fetch it"),
-        (["base:vanilla", "-x:vanilla"], "'-x:vanilla': git knows no commit '-x'"),
-        (["base:", "base:vanilla"], "'base:': expected REV:VARIANT or REV:FILE.py"),
-        (["base:mine.pyx", "base:vanilla"], "'base:mine.pyx': expected REV:VARIANT or REV:FILE.py"),
-        (["base:/mine.py", "vanilla"], "'base:/mine.py': expected a file of the commit"),
-        (["base:x/../../mine.py", "vanilla"], "expected a file of the commit, by its path from the top"),
-        ([":vanilla", "base:vanilla"], "':vanilla': expected REV:VARIANT or REV:FILE.py"),
-        ([":/no such words:vanilla", "vanilla"], "git knows no commit ':/no such words'; fetch it"),
-        (["base^{tree}:vanilla", "vanilla"], "git knows no commit 'base^{tree}'; fetch it"),
-        (["nowhere:mine.py:mine", "vanilla"], "git knows no commit 'nowhere'; fetch it"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["nowhere:vanilla", "vanilla"], "'nowhere:vanilla': git knows no commit 'nowhere'; fetch it"),
+    (["base:vanilla", "-x:vanilla"], "'-x:vanilla': git knows no commit '-x'"),
+    (["base:", "base:vanilla"], "'base:': expected REV:VARIANT or REV:FILE.py"),
+    (["base:mine.pyx", "base:vanilla"], "'base:mine.pyx': expected REV:VARIANT or REV:FILE.py"),
+    (["base:/mine.py", "vanilla"], "'base:/mine.py': expected a file of the commit"),
+    (["base:x/../../mine.py", "vanilla"], "expected a file of the commit, by its path from the top"),
+    ([":vanilla", "base:vanilla"], "':vanilla': expected REV:VARIANT or REV:FILE.py"),
+    ([":/no such words:vanilla", "vanilla"], "git knows no commit ':/no such words'; fetch it"),
+    (["base^{tree}:vanilla", "vanilla"], "git knows no commit 'base^{tree}'; fetch it"),
+    (["nowhere:mine.py:mine", "vanilla"], "git knows no commit 'nowhere'; fetch it"),
+])  # fmt: skip
 def test_what_is_refused_before_a_process_starts(here, words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(commits, "Tree", None)
-    flags = [*words[2:], "--runs", str(tmp_path), "--", "gelu_forward", *words[:2]]
-    assert cli.main(["ab", *flags]) == 2
+    assert cli.main(["ab", *words[2:], "--runs", str(tmp_path), "--", "gelu_forward", *words[:2]]) == 2
     assert said in error(capsys)
 
 
-@pytest.mark.parametrize(
-    ("text", "tag", "rest"),
-    [
-        ("base:vanilla", "base", ("", "vanilla")),
-        (":/renamed:vanilla", "renamed", ("", "vanilla")),
-        (":/^a kernel: faster:mine.py:mine", "spoken", ("mine.py", "mine")),
-        ("spoken^{/kernel: f}:vanilla", "spoken", ("", "vanilla")),
-        ("filed~1:mine.py", "base", ("mine.py", "")),
-        ("base:mine:CHUNK=64", "base", ("", "mine:CHUNK=64")),
-    ],
-)
+@pytest.mark.parametrize(("text", "tag", "rest"), [
+    ("base:vanilla", "base", ("", "vanilla")), (":/renamed:vanilla", "renamed", ("", "vanilla")),
+    (":/^a kernel: faster:mine.py:mine", "spoken", ("mine.py", "mine")),
+    ("spoken^{/kernel: f}:vanilla", "spoken", ("", "vanilla")), ("filed~1:mine.py", "base", ("mine.py", "")),
+    ("base:mine:CHUNK=64", "base", ("", "mine:CHUNK=64")),
+])  # fmt: skip
 def test_a_revision_may_hold_colons(here, text, tag, rest):
     found = commits.KernelSource.of(text)
-    assert found.commit == git(here, "rev-parse", tag).strip()
-    assert (found.file, found.variant) == rest
+    assert (found.commit, (found.file, found.variant)) == (git(here, "rev-parse", tag).strip(), rest)
     assert commits.commit_of(found.rev, "x") == found.commit
 
 
-@pytest.mark.parametrize(
-    ("text", "file", "variant"),
-    [("mine.py", "mine.py", ""), ("./a/mine.py:tanh", "./a/mine.py", "tanh"), ("optimized", "", "optimized")],
-)
+@pytest.mark.parametrize(("text", "file", "variant"), [
+    ("mine.py", "mine.py", ""), ("./a/mine.py:tanh", "./a/mine.py", "tanh"), ("optimized", "", "optimized"),
+])  # fmt: skip
 def test_what_lies_here_needs_no_commit(text, file, variant):
     found = commits.KernelSource.of(text)
     assert (found.rev, found.commit, found.file, found.variant) == ("", "", file, variant)
@@ -192,18 +164,16 @@ STEP = ["--in-step", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--rounds", 
 
 
 def test_two_commits_are_compared_in_training_steps(here, tmp_path, capsys):
-    flags = [*STEP, "--layer", "h.1.*", "--runs", str(tmp_path / "runs"), "--json"]
-    assert cli.main(["ab", "gelu_forward", "base:vanilla", "filed:mine.py", *flags]) == 1  # its cubic term is another
-    assert json.loads(capsys.readouterr().out)["reason"].startswith("gelu_forward[filed:mine.py] is wrong")
-    assert cli.main(["ab", "gelu_forward", "base:vanilla", "mine.py", *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
+    flags = [*STEP, "--layer", "h.1.*", "--runs", str(tmp_path / "runs")]
+    found = ran(capsys, "ab", "gelu_forward", "base:vanilla", "filed:mine.py", *flags, status=1)
+    assert found["reason"].startswith("gelu_forward[filed:mine.py] is wrong")  # its cubic term is another
+    found = ran(capsys, "ab", "gelu_forward", "base:vanilla", "mine.py", *flags)
     (result,) = found["results"]
     assert (found["in_step"], found["layer"], {*result["layers"]}) == (True, "h.1.*", {"h.1.mlp"})
     assert result["commits"] == {"base:vanilla": git(here, "rev-parse", "base").strip()}
     assert len(result["losses"]["A"]) == len(result["losses"]["B"]) > 1
     assert result["losses"]["A"] == pytest.approx(result["losses"]["B"], rel=1e-4)
-    assert 0 < result["a_ns"] < result["step"]["a_ns"]
-    assert 0 < result["b_ns"] < result["step"]["b_ns"]
+    assert all(0 < result[ns] < result["step"][ns] for ns in ("a_ns", "b_ns"))
     assert len(result["ns"]["A"]) == len(result["step"]["ns"]["B"]) == 6
     kernels = {f"gelu_forward[{v}]" for v in ("base:vanilla", "mine.py")}
     assert {c["kernel"] for c in result["checks"]} == kernels
@@ -214,17 +184,15 @@ def test_two_commits_are_compared_in_training_steps(here, tmp_path, capsys):
 def test_a_variant_from_here_is_compared_with_a_commit_in_steps(here, tmp_path, capsys):
     assert cli.main(["ab", "gelu_forward", "renamed:vanilla", "vanilla", *STEP, "--runs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "gelu_forward: vanilla against renamed:vanilla, in the training step" in out
-    assert "the whole step" in out
-    assert "losses" in out
+    for said in ("gelu_forward: vanilla against renamed:vanilla, in the training step", "the whole step", "losses"):
+        assert said in out
     assert " ".join(out.split()).count("note: --swap 'gelu_forward=vanilla' keeps gelu_forward") == 1
 
 
 @pytest.mark.slow
 def test_steps_of_commits_with_other_losses_are_not_compared(here, tmp_path, capsys):
     """The kernels are the same, and the commit starts from other weights."""
-    flags = [*STEP, "--runs", str(tmp_path)]
-    assert cli.main(["ab", "gelu_forward", "base:vanilla", "lossy:vanilla", *flags]) == 1
+    assert cli.main(["ab", "gelu_forward", "base:vanilla", "lossy:vanilla", *STEP, "--runs", str(tmp_path)]) == 1
     assert "no ratio, because the losses of step 1 differ: base:vanilla" in error(capsys)
 
 
@@ -237,19 +205,21 @@ def test_a_commit_whose_other_kernels_are_wrong_trains_no_step(here, tmp_path, c
 def test_a_folder_without_git_and_a_machine_without_git(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(UserError, match=r"^x: fatal: not a git repository"):
-        commits.commit_of("main", "x")
+    fails(r"^x: fatal: not a git repository", commits.commit_of, "main", "x")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"^x: git cannot be started"):
-        commits.commit_of("main", "x")
+    fails(r"^x: git cannot be started", commits.commit_of, "main", "x")
 
 
 # The gate -------------------------------------------------------------------------------------------------------------
 
 
+GATE = ["gate", "--base", "base", "--head"]
+GATE_STEPS = ["--steps", "gpt2-tiny", "--sizes", "2x16", "--only", "silu_forward*", "--rounds", "6", "--threads", "1"]
+
+
 def test_a_change_of_docs_has_the_same_code_at_once(here, capsys, tmp_path):
     start = time.perf_counter()
-    assert cli.main(["gate", "--base", "base", "--head", "docs", "--markdown", str(tmp_path / "gate.md")]) == 0
+    assert cli.main([*GATE, "docs", "--markdown", str(tmp_path / "gate.md")]) == 0
     assert time.perf_counter() - start < 5
     assert "same code" in capsys.readouterr().out
     assert (tmp_path / "gate.md").read_text().startswith("**same code: no kernel's machine code differs**\n")
@@ -257,25 +227,21 @@ def test_a_change_of_docs_has_the_same_code_at_once(here, capsys, tmp_path):
 
 def test_a_constant_that_is_renamed_has_the_same_code(here, capsys, monkeypatch):
     monkeypatch.setattr(gate, "measured", None)
-    flags = ["--base", "base", "--head", "renamed", "--only", "gelu_forward*", "--json"]
-    assert cli.main(["gate", *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = ran(capsys, *GATE, "renamed", "--only", "gelu_forward*")
     assert found["rows"] == found["new"] == found["gone"] == []
     assert found["kernels"] >= 3
 
 
 def test_scratch_of_another_length_is_a_difference(here, capsys, monkeypatch):
     monkeypatch.setattr(gate, "measured", lambda *args, **more: {"verdict": "right", "reason": "not timed"})
-    assert cli.main(["gate", "--base", "base", "--head", "roomy", "--only", "sumsq*", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["rows"]
+    found = ran(capsys, *GATE, "roomy", "--only", "sumsq*")["rows"]
     assert {(row["op"], row["variant"], row["why"]) for row in found} == {("sumsq", "optimized", "declaration")}
     assert len({code.split("-")[0] for row in found for code in row["codes"]}) == 1
 
 
 def test_a_kernel_that_is_wrong_fails_the_gate(here, tmp_path):
-    flags = ["--base", "base", "--head", "wrong", "--only", "gelu_forward?vanilla?", "--markdown", "gate.md"]
-    flags[-1] = str(tmp_path / "gate.md")
-    assert cli.main(["gate", *flags, "--threads", "1"]) == 1
+    flags = ["--only", "gelu_forward?vanilla?", "--markdown", str(tmp_path / "gate.md"), "--threads", "1"]
+    assert cli.main([*GATE, "wrong", *flags]) == 1
     text = (tmp_path / "gate.md").read_text()
     assert text.startswith("**refused: gelu_forward[vanilla]**\n")
     assert "| gelu_forward[vanilla] |" in text
@@ -284,15 +250,9 @@ def test_a_kernel_that_is_wrong_fails_the_gate(here, tmp_path):
 
 @pytest.mark.slow
 def test_whole_steps_are_compared_too(here, tmp_path, capsys):
-    flags = ["--steps", "gpt2-tiny", "--sizes", "2x16", "--only", "silu_forward*", "--rounds", "6", "--threads", "1"]
     text = tmp_path / "gate.md"
-    assert cli.main(["gate", "--base", "base", "--head", "renamed", *flags, "--markdown", str(text), "--json"]) in (
-        0,
-        1,
-        3,
-    )
-    found = json.loads(capsys.readouterr().out)
-    (step,) = found["rows"]
+    assert cli.main([*GATE, "renamed", *GATE_STEPS, "--markdown", str(text), "--json"]) in (0, 1, 3)
+    (step,) = json.loads(capsys.readouterr().out)["rows"]
     assert (step["op"], step["variant"], step["sizes"]) == ("step", "gpt2-tiny", {"B": 2, "T": 16})
     assert 0 < step["ratio"]["low"] <= step["ratio"]["median"] <= step["ratio"]["high"]
     assert min(step["a_ms"], step["b_ms"]) > 0
@@ -300,8 +260,7 @@ def test_whole_steps_are_compared_too(here, tmp_path, capsys):
 
 
 def test_steps_that_lose_otherwise_fail_the_gate(here, tmp_path, capsys):
-    flags = ["--steps", "gpt2-tiny", "--sizes", "2x16", "--only", "silu_forward*", "--rounds", "6", "--threads", "1"]
-    assert cli.main(["gate", "--base", "base", "--head", "lossy", *flags]) == 1
+    assert cli.main([*GATE, "lossy", *GATE_STEPS]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "refused: step of gpt2-tiny" in out
     assert "no ratio, because the losses of step 1 differ: base " in out
@@ -310,8 +269,7 @@ def test_steps_that_lose_otherwise_fail_the_gate(here, tmp_path, capsys):
 def test_a_step_is_kept_by_the_files_of_both_trees(here, monkeypatch, tmp_path):
     answers = [row("no difference shown"), row("slower", 1.1, 1.2), row("slower", 1.2, 1.3)]
     monkeypatch.setattr(gate, "measured_steps", lambda plan, **more: answers.pop(0) | {"seed": plan.seed})
-    job = {"model": "gpt2-tiny", "B": 2, "T": 16}
-    trees = {name: tmp_path / name for name in ("old", "new")}
+    job, trees = {"model": "gpt2-tiny", "B": 2, "T": 16}, {name: tmp_path / name for name in ("old", "new")}
     for folder in trees.values():
         (folder / "cpuopt").mkdir(parents=True)
         (folder / "cpuopt" / "a.py").write_text("x = 1")
@@ -324,16 +282,10 @@ def test_a_step_is_kept_by_the_files_of_both_trees(here, monkeypatch, tmp_path):
     assert (again["verdict"], again["seed"], again["ratio"]["low"], answers) == ("slower", 1, 1.2, [])
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--steps", "gpt2-tiy"], "gpt2-tiny"),
-        (["--steps", "gpt2-tiny", "--sizes", "4by4"], "4by4"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "said"), [(["gpt2-tiy"], "gpt2-tiny"), (["gpt2-tiny", "--sizes", "4by4"], "4by4")])
 def test_steps_that_cannot_be_are_refused_at_once(here, flags, said, capsys, monkeypatch):
     monkeypatch.setattr(gate, "differences", None)
-    assert cli.main(["gate", "--base", "base", "--head", "renamed", *flags]) == 2
+    assert cli.main([*GATE, "renamed", "--steps", *flags]) == 2
     assert said in error(capsys)
 
 
@@ -346,21 +298,16 @@ def row(verdict, low=1.0, high=1.0):
     return {"verdict": verdict, "reason": "why", **(figures if low else {})}
 
 
-@pytest.mark.parametrize(
-    ("rows", "status", "said"),
-    [
-        ([row("no difference shown", 0.99, 1.02)], 0, "no kernel is slower by more than 2 %, of 1 comparison"),
-        ([row("faster", 0.8, 0.9)], 0, "no kernel is slower"),
-        ([row("slower", 1.01, 1.05)], 0, "no kernel is slower"),
-        ([row("slower", 1.03, 1.05)], 1, "1 comparison slower by more than 2 %"),
-        ([row("inconclusive", 0.9, 1.2)], 3, "1 comparison without a verdict: the machine is too noisy"),
-        ([row("inconclusive", 0.9, 1.01)], 0, "no kernel is slower"),
-        ([row("inconclusive", 0.9, 1.2), row("slower", 1.03, 1.05)], 1, "1 comparison slower"),
-        ([row("wrong", 0)], 1, "refused: gelu_forward[vanilla]"),
-        ([row(UNCHECKED, 0)], 3, "refused: gelu_forward[vanilla]"),
-        ([row("right", 0)], 0, "no kernel is slower"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "status", "said"), [
+    ([row("no difference shown", 0.99, 1.02)], 0, "no kernel is slower by more than 2 %, of 1 comparison"),
+    ([row("faster", 0.8, 0.9)], 0, "no kernel is slower"), ([row("slower", 1.01, 1.05)], 0, "no kernel is slower"),
+    ([row("slower", 1.03, 1.05)], 1, "1 comparison slower by more than 2 %"),
+    ([row("inconclusive", 0.9, 1.2)], 3, "1 comparison without a verdict: the machine is too noisy"),
+    ([row("inconclusive", 0.9, 1.01)], 0, "no kernel is slower"),
+    ([row("inconclusive", 0.9, 1.2), row("slower", 1.03, 1.05)], 1, "1 comparison slower"),
+    ([row("wrong", 0)], 1, "refused: gelu_forward[vanilla]"),
+    ([row(UNCHECKED, 0)], 3, "refused: gelu_forward[vanilla]"), ([row("right", 0)], 0, "no kernel is slower"),
+])  # fmt: skip
 def test_the_status_and_the_table(rows, status, said):
     assert gate.status(rows, 2) == status
     about = {"op": "gelu_forward", "variant": "vanilla", "types": {}, "sizes": {"N": 4096}, "why": "text"}
@@ -370,15 +317,13 @@ def test_the_status_and_the_table(rows, status, said):
     assert text.startswith(f"**{said}")
     assert "c against a|b, 2 threads, 1 kernel gone" in text
     lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + len(rows)
-    assert {line.count("|") for line in lines} == {7}
+    assert (len(lines), {line.count("|") for line in lines}) == (2 + len(rows), {7})
 
 
 @pytest.fixture
 def differing(here, monkeypatch):
     """One kernel differs, and `measured` answers from a list."""
-    codes = {"gelu_forward[vanilla]": ("old", "new")}
-    found = Difference(1, {"gelu_forward[vanilla]": "text"}, codes, [], [])
+    found = commits.Difference(1, {"gelu_forward[vanilla]": "text"}, {"gelu_forward[vanilla]": ("old", "new")}, [], [])
     monkeypatch.setattr(gate, "differences", lambda *args, **more: found)
     monkeypatch.setattr(gate, "shapes_of", lambda op, types, variant: [commits.cases(op)[0]])
     answers = []
@@ -413,11 +358,8 @@ def test_what_was_timed_is_what_was_found_to_differ(differing):
 
 
 def test_a_noisy_machine_fails_nothing_and_is_not_kept(differing):
-    plan = gate.GatePlan("base", "renamed")
     differing += [row("inconclusive", 0.8, 1.4)] * 2
-    assert gate.run(plan)["status"] == 3
-    assert gate.run(plan)["status"] == 3
-    assert differing == []
+    assert ([gate.run(gate.GatePlan("base", "renamed"))["status"] for _ in range(2)], differing) == ([3, 3], [])
 
 
 def test_slower_beside_other_processes_is_no_verdict(here, monkeypatch):
@@ -468,5 +410,4 @@ def test_a_kernel_is_named_as_it_is_printed():
 def test_a_repository_of_something_else_is_no_pass(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="is no checkout of cpuopt: it has no folder cpuopt/kernels; run it in one"):
-        gate.run(gate.GatePlan("HEAD"))
+    fails("is no checkout of cpuopt: it has no folder cpuopt/kernels; run it in one", gate.run, gate.GatePlan("HEAD"))

@@ -27,13 +27,10 @@ from cpuopt.report import check as report
 from cpuopt.report import rendered
 
 BAD = {
-    "crash": "os.abort()",
-    "hang": "while True: pass",
-    "raises": "raise ValueError('no')",
-    "wrong": "out[:] = inp1 + inp2; out[3] += 1",
-    "right": "out[:] = inp1 + inp2",
+    "crash": "os.abort()", "hang": "while True: pass", "raises": "raise ValueError('no')",
+    "wrong": "out[:] = inp1 + inp2; out[3] += 1", "right": "out[:] = inp1 + inp2",
     "many": "import numba; out[:] = inp1 + inp2; out[3] += numba.get_num_threads() > 5",
-}
+}  # fmt: skip
 
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -50,18 +47,14 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
     found = ran(capsys, "check", "--kernels", file, *flags, status=1)
     assert (found["seed"], found["threads"]) == (3, [1, 2])
     verdicts = {k["variant"]: (k["verdict"], k["worst"]["reason"]) for k in found["kernels"]}
-    assert {v: verdict for v, (verdict, _) in verdicts.items()} == {
-        **dict.fromkeys(["crash", "raises", "wrong"], "wrong"),
-        "hang": "unchecked",
-        "right": "right",
-    }
+    words = dict.fromkeys(["crash", "raises", "wrong"], "wrong") | {"hang": "unchecked", "right": "right"}
+    assert {v: verdict for v, (verdict, _) in verdicts.items()} == words
     assert verdicts["crash"][1].startswith("its process was ended by SIGABRT during 'check'")
     late = "no answer to 'check' within 5 s, in residual_forward[hang]; it was ended; --limit gives it more time"
     assert verdicts["hang"][1] == late
     assert verdicts["raises"][1].startswith("raised ValueError: no")
     wrong = next(k for k in found["kernels"] if k["variant"] == "wrong")["worst"]
-    assert (wrong["argument"], wrong["index"]) == ("out", [3])
-    assert wrong["got"] == pytest.approx(wrong["want"] + 1, rel=1e-5)
+    assert (wrong["argument"], wrong["index"], wrong["got"]) == ("out", [3], pytest.approx(wrong["want"] + 1, rel=1e-5))
 
 
 @pytest.mark.slow  # all kernels in all small cases
@@ -80,9 +73,8 @@ def test_bits_that_differ_on_more_than_five_threads_are_found(capsys):
 
 def test_no_answer_is_neither_right_nor_wrong(capsys, monkeypatch):
     ask = Mock(side_effect=RefusedError("no answer within 1 s", "unchecked"))
-    (late,) = gate.run(
-        [Case({"N": 3})] * 2, gate.in_child(SimpleNamespace(ask=ask), KERNELS["residual_forward", "vanilla"], (1,))
-    )
+    asking = gate.in_child(SimpleNamespace(ask=ask), KERNELS["residual_forward", "vanilla"], (1,))
+    (late,) = gate.run([Case({"N": 3})] * 2, asking)
     monkeypatch.setattr(checked, "judge", lambda *args, **more: [whole([late])])
     out = printed(capsys, "check", "residual_forward", "--variant", "vanilla", "--quick", status=3)
     assert "unchecked  residual_forward[vanilla]" in out
@@ -126,22 +118,19 @@ def test_a_kernel_of_a_file_is_tried_in_the_types_that_it_takes(narrow, verdict)
     plan = [on for on in cases(ops.silu_forward) if on.types or on.kind == "normal"]
     with Child("cpuopt.check.worker", ["mine.py"], 1) as child:
         found = gate.run(plan, gate.in_child(child, ("silu_forward", "mine"), (1,)))
-    assert worst(found).verdict == verdict
-    assert any("bfloat16" in r.case.types.values() for r in found) == narrow
+    assert (worst(found).verdict, any("bfloat16" in r.case.types.values() for r in found)) == (verdict, narrow)
 
 
 def test_marginal_is_named_and_explained():
     marginal = Result("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
-    right = Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
-    found = [whole([marginal]), whole([right])]
+    found = [whole([marginal]), whole([Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)])]
     shown = rendered.as_text(report.tables(found, 1, [1]))
     assert "marginal: gelu_forward[mine]: farther off than rounding explains" in shown
     assert "marginal: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 
 def test_cases_of_a_model_are_its_sizes_each_once():
-    calls = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8)).program.calls
-    found = gate.planned(ops.matmul_forward, calls)[0][-5:]
+    found = gate.planned(ops.matmul_forward, build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8)).program.calls)[0][-5:]
     assert [c.sizes["OC"] for c in found] == [192, 64, 256, 64, 256]
     assert [sorted(c.absent) for c in found] == [[], [], [], [], ["bias"]]
     assert elements(ops.matmul_forward, Case({"BT": 1 << 14, "C": 1 << 12, "OC": 1 << 10})) > gate.MOST_FLOATS

@@ -48,8 +48,7 @@ def stepped(batches, **how):
         n = len(batches) // comm.size
         engine = engine_of(len(batches[0]["tokens"]), micro_batches=n, comm=comm, zero=0, **how)
         first, *more = batches[comm.rank * n : (comm.rank + 1) * n]
-        done = engine.step(more=more, lr=0.0, **first)
-        return done, {name: g.copy() for name, g in engine.gradients().items()}
+        return engine.step(more=more, lr=0.0, **first), {name: g.copy() for name, g in engine.gradients().items()}
 
     return work
 
@@ -62,8 +61,7 @@ def test_micro_batches_that_count_other_numbers_make_the_step_of_one_batch(ranks
     ((whole, gradients),) = Team(1).run(stepped([joined(*parts)], **how))
     assert whole.counted == sum(first) + sum(second)
     for done, found in Team(ranks).run(stepped(parts, **how)):
-        assert done.counted == whole.counted
-        assert done.loss == pytest.approx(whole.loss, rel=1e-6)
+        assert (done.counted, done.loss) == (whole.counted, pytest.approx(whole.loss, rel=1e-6))
         assert done.grad_norm == pytest.approx(whole.grad_norm, rel=1e-6)
         for name, g in gradients.items():
             np.testing.assert_allclose(found[name], g, rtol=1e-6, atol=1e-6 * np.abs(g).max(), err_msg=name)
@@ -99,8 +97,7 @@ def test_an_evaluation_is_the_mean_over_the_targets_that_count():
     engine, lengths = engine_of(train=False, fuse=()), np.ones(CONFIG.vocab_size, np.int64)
     found = perplexity(engine, iter([(b["tokens"], b["targets"]) for b in parts]), lengths=lengths)
     whole = engine_of(6, train=False, fuse=()).forward(**joined(*parts))
-    assert found["loss"] == pytest.approx(whole, rel=1e-6)
-    assert found["bytes"] == 205
+    assert (found["loss"], found["bytes"]) == (pytest.approx(whole, rel=1e-6), 205)
     assert found["bits_per_byte"] == pytest.approx(whole / np.log(2), rel=1e-6)
 
 
@@ -148,16 +145,11 @@ def lookup():
 
 
 @pytest.mark.parametrize("counted", [1, 12, 128])
-@pytest.mark.parametrize(
-    ("variant", "fuse", "dtype"),
-    [
-        ("vanilla", ("classifier",), "float32"),
-        ("optimized", ("classifier",), "float32"),
-        ("optimized", ("classifier", "update"), "float32"),
-        ("optimized", ("classifier",), "bfloat16"),
-        ("optimized", ("classifier", "update"), "bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("variant", "fuse", "dtype"), [
+    ("vanilla", ("classifier",), "float32"), ("optimized", ("classifier",), "float32"),
+    ("optimized", ("classifier", "update"), "float32"), ("optimized", ("classifier",), "bfloat16"),
+    ("optimized", ("classifier", "update"), "bfloat16"),
+])  # fmt: skip
 def test_a_token_that_is_ignored_takes_part_in_no_product_of_the_head(variant, fuse, dtype, counted):
     """If the hidden states of ignored tokens are NaN, loss and gradients have the bits that they have without."""
     given, poison = batch(counted, counted), CONFIG.vocab_size - 1
@@ -165,9 +157,8 @@ def test_a_token_that_is_ignored_takes_part_in_no_product_of_the_head(variant, f
     given["tokens"][given["targets"] < 0] = poison
     found = []
     for value in (1.0, np.nan):
-        engine = Engine.from_options(
-            lookup(), CONFIG.specs(2, T), choice=Choice(variant), fuse=fuse, dtype=dtype, threads=1, seed=1
-        )
+        how = {"choice": Choice(variant), "fuse": fuse, "dtype": dtype, "threads": 1, "seed": 1}
+        engine = Engine.from_options(lookup(), CONFIG.specs(2, T), **how)
         engine.parameters()["wte.weight"][poison] = value
         loss = engine.forward(**given)
         assert engine.step(lr=0.1, **given).loss == pytest.approx(loss, rel=1e-6)
@@ -178,9 +169,7 @@ def test_a_token_that_is_ignored_takes_part_in_no_product_of_the_head(variant, f
 
 
 def test_the_gradients_of_some_counted_rows_are_those_of_unfused_ops():
-    given = batch(3, 40)
-    plain = engine_of(choice=Choice("vanilla"), fuse=())
-    fused = engine_of()
+    given, plain, fused = batch(3, 40), engine_of(choice=Choice("vanilla"), fuse=()), engine_of()
     for engine in (plain, fused):
         engine.step(lr=0.0, **given)
     for (name, g), other in zip(plain.gradients().items(), fused.gradients().values(), strict=True):

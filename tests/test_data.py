@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 import sys
 import sysconfig
 import urllib.request
@@ -21,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_hostile_files import header, taking
-from verbs import fails, spy
+from verbs import fails, process, spy
 
 from cpuopt.data import batches as batching
 from cpuopt.data import corpus, datasets, tokenizers
@@ -95,8 +94,7 @@ def test_an_epoch_has_each_window_at_most_once_and_targets_are_inputs_shifted(si
 def test_a_batch_is_a_function_of_seed_epoch_and_index_alone(size, seed, order):
     n, B, T = size
     forwards = numbered(n, B, T, seed)
-    expected = [forwards.at(k)[0].copy() for k in range(12)]
-    used = numbered(n, B, T, seed)
+    expected, used = [forwards.at(k)[0].copy() for k in range(12)], numbered(n, B, T, seed)
     for k in order:
         assert (used.at(k)[0] == expected[k]).all()
         assert (numbered(n, B, T, seed).batch(*divmod(k, len(used)))[0] == expected[k]).all()
@@ -161,8 +159,7 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place(position, token)
     tokens = np.full(17, 99, np.int32)
     tokens[position] = token
     batches = Batches(tokens, 2, 4, vocab_size=100, name="a corpus")
-    bad = 0 if position <= 8 else 1
-    message = fails("vocabulary", batches.batch, 0, bad)
+    message = fails("vocabulary", batches.batch, 0, 0 if position <= 8 else 1)
     assert message.startswith(f"a corpus: token {position} is {token}; expected 0 to 99, ")
     if position in (0, 5):
         batches.batch(0, 1)
@@ -183,8 +180,7 @@ def test_too_few_tokens_say_what_would_fit(n, B, T):
         return
     message = fails(f"has {n} tokens; .* needs {B * T + 1},", numbered, n, B, T)
     for other in (f"B <= {(n - 1) // T} with T = {T}", f"T <= {(n - 1) // B} with B = {B}"):
-        largest = int(other.split()[2])
-        assert (other in message) == (largest >= 1)
+        assert (other in message) == (int(other.split()[2]) >= 1)
     if "B <=" in message:
         assert len(numbered(n, (n - 1) // T, T)) == 1
     if "T <=" in message:
@@ -205,8 +201,7 @@ def test_a_token_file_is_llm_c_s_to_the_byte(tmp_path):
     write_tokens(path, [50256, 0, 65535])
     assert path.read_bytes() == token_file(tmp_path / "b.bin", tokens=(50256, 0, 65535)).read_bytes()
     tokens = read_tokens(path)
-    assert tokens.tolist() == [50256, 0, 65535]
-    assert tokens.dtype == np.uint16
+    assert (tokens.tolist(), tokens.dtype) == ([50256, 0, 65535], np.uint16)
     assert not tokens.flags.writeable
     assert oct(path.stat().st_mode & 0o444) == oct(token_file(tmp_path / "c.bin").stat().st_mode & 0o444)
 
@@ -225,11 +220,9 @@ def test_tokens_beyond_two_gigabytes_are_reached(tmp_path):
         file.truncate(1024 + 2 * n)
         file.seek(-6, os.SEEK_END)
         file.write(struct.pack("<3H", 7, 8, 9))
-    batches = Batches(read_tokens(path), 1, 2, vocab_size=10)
-    last = (n - 1) // 2 - 1
+    batches, last = Batches(read_tokens(path), 1, 2, vocab_size=10), (n - 1) // 2 - 1
     assert batches.batch(0, last)[1].tolist() == [[7, 8]]
-    tight = Batches(batches.tokens, 1, 2, vocab_size=8, name="huge")
-    fails(f"huge: token {n - 2} is 8;", tight.batch, 0, last)
+    fails(f"huge: token {n - 2} is 8;", Batches(batches.tokens, 1, 2, vocab_size=8, name="huge").batch, 0, last)
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -244,8 +237,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, step):
         patch.setattr(os, step, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             write_tokens(path, [9] * 100)
-    assert path.read_bytes() == before
-    assert tree(tmp_path) == ["x.bin"]
+    assert (path.read_bytes(), tree(tmp_path)) == (before, ["x.bin"])
 
 
 def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
@@ -257,16 +249,11 @@ def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert [name for name, _ in calls] == ["fsync", "replace", "fsync"]  # the last is the directory's
 
 
-@pytest.mark.parametrize(
-    ("root", "home", "expected"),
-    [
-        ("/root", "/home", "/root/x"),
-        ("here", "/home", "{cwd}/here/x"),
-        ("", "/home", "/home/cpuopt/x"),
-        ("", "relative", "{user}/.cache/cpuopt/x"),  # to be ignored, says the XDG Base Directory Specification
-        ("", "", "{user}/.cache/cpuopt/x"),
-    ],
-)
+@pytest.mark.parametrize(("root", "home", "expected"), [
+    ("/root", "/home", "/root/x"), ("here", "/home", "{cwd}/here/x"), ("", "/home", "/home/cpuopt/x"),
+    ("", "relative", "{user}/.cache/cpuopt/x"),  # to be ignored, says the XDG Base Directory Specification
+    ("", "", "{user}/.cache/cpuopt/x"),
+])  # fmt: skip
 def test_there_is_one_cache_and_the_data_directory_follows_the_environment(root, home, expected, tmp_path, monkeypatch):
     assert tokenizers.data_directory() == tmp_path / "cache"
     monkeypatch.delenv("CPUOPT_DATA_DIR")
@@ -333,9 +320,10 @@ def test_many_files_validate_by_file_wherever_they_lie(tmp_path):
     assert here[1] <= there[1]
 
 
-@pytest.mark.parametrize(
-    "content", [b"text" * 99 + b"\0", bytes(range(256)) * 4, "UTF-16".encode("utf-16") * 50, b"ab\x01" * 99]
-)
+BINARY = [b"text" * 99 + b"\0", bytes(range(256)) * 4, "UTF-16".encode("utf-16") * 50, b"ab\x01" * 99]
+
+
+@pytest.mark.parametrize("content", BINARY)
 def test_a_binary_file_is_refused_by_name(tmp_path, content):
     text_file(tmp_path / "a.txt", 500)
     (tmp_path / "b.txt").write_bytes(content)
@@ -351,10 +339,8 @@ def test_an_empty_file_and_a_too_short_one_are_refused(tmp_path):
     text_file(path, 165)  # 148 to train, 17 to validate: just enough
     assert load_corpus(str(path), **SMALL).val.size == 17
     text_file(path, 155)
-    message = fails(
-        r"\(val\): has 16 tokens; a batch of B = 2 rows of T = 8 needs 17,", load_corpus, str(path), **SMALL
-    )
-    assert "take B <= 1 with T = 8 or T <= 7 with B = 2 or more data" in message
+    words = r"\(val\): has 16 tokens; a batch of B = 2 rows of T = 8 needs 17,"
+    assert "take B <= 1 with T = 8 or T <= 7 with B = 2 or more data" in fails(words, load_corpus, str(path), **SMALL)
     token_file(tmp_path / "x_val.bin", tokens=[1] * 20)
     fails(r"\(train\): has 5 tokens", load_corpus, str(token_file(tmp_path / "x_train.bin", tokens=[1] * 5)), **SMALL)
 
@@ -380,8 +366,7 @@ def test_a_train_file_brings_its_val_file(tmp_path, train, val):
 @pytest.mark.parametrize("name", ["alone", "s_train"])
 def test_a_token_file_alone_is_split(tmp_path, name):
     corpus = load_corpus(str(token_file(tmp_path / f"{name}.bin", tokens=range(500))), vocab_size=500, T=8, B=2)
-    assert corpus.train.tolist() + corpus.val.tolist() == list(range(500))
-    assert corpus.val.size == 50
+    assert (corpus.train.tolist() + corpus.val.tolist(), corpus.val.size) == (list(range(500)), 50)
     assert "last tenth" in corpus.source
 
 
@@ -418,8 +403,7 @@ def test_a_name_comes_before_a_file_and_a_file_before_a_glob(tmp_path, monkeypat
     text_file(tmp_path / "a[1].txt", 500)
     text_file(tmp_path / "a1.txt", 900)
     fails("not prepared", load_corpus, "tinyshakespeare", **SMALL)
-    assert load_corpus("./tinyshakespeare", **SMALL).n_tokens == 500
-    assert load_corpus("a[1].txt", **SMALL).n_tokens == 500
+    assert (load_corpus("./tinyshakespeare", **SMALL).n_tokens, load_corpus("a[1].txt", **SMALL).n_tokens) == (500, 500)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_corpus("~/a1.txt", **SMALL).n_tokens == 900
 
@@ -441,8 +425,7 @@ def test_no_name_does_worse_than_a_user_error(tmp_path, spec):
 
 
 def test_builtin_is_a_real_text_split_by_file():
-    corpus = load_corpus("builtin", vocab_size=256, T=1024, B=4)
-    root = Path(sysconfig.get_paths()["stdlib"])
+    corpus, root = load_corpus("builtin", vocab_size=256, T=1024, B=4), Path(sysconfig.get_paths()["stdlib"])
     train, val = corpus.train.tobytes(), corpus.val.tobytes()
     assert corpus.n_tokens > 4_000_000
     assert 0.05 < corpus.val.size / corpus.n_tokens <= 0.11
@@ -506,14 +489,12 @@ def published(tmp_path, monkeypatch):
     published = []
     for name, content in [("input.txt", b"hello world\n\nhe\n\nworld, hell!"), ("vocabulary", b"".join(lines))]:
         (folder / name).write_bytes(content)
-        sha = hashlib.sha256(content).hexdigest()
-        published.append(Published((folder / name).as_uri(), len(content), sha))
+        published.append(Published((folder / name).as_uri(), len(content), hashlib.sha256(content).hexdigest()))
     text, vocabulary = published
     for module in (datasets, tokenizers):
         monkeypatch.setattr(module, "GPT2_VOCABULARY", vocabulary)
-    dataset = datasets.Dataset(
-        "three lines", text, "tiny_shakespeare", datasets.DATASETS["tinyshakespeare"].documents, 6
-    )
+    documents = datasets.DATASETS["tinyshakespeare"].documents
+    dataset = datasets.Dataset("three lines", text, "tiny_shakespeare", documents, 6)
     monkeypatch.setitem(datasets.DATASETS, "tinyshakespeare", dataset)
     return folder
 
@@ -541,17 +522,14 @@ def test_the_vocabulary_s_place_and_name_are_tiktoken_s(tmp_path, monkeypatch):
     assert vocabulary_places() == [tmp_path / "gym" / name]
     monkeypatch.delenv("DATA_GYM_CACHE_DIR")
     first, second = vocabulary_places()
-    assert first == tmp_path / "cache" / "tiktoken" / name
-    assert second.parent.name == "data-gym-cache"
+    assert (first, second.parent.name) == (tmp_path / "cache" / "tiktoken" / name, "data-gym-cache")
 
 
 def test_the_pattern_and_the_file_are_tiktoken_s(monkeypatch):
-    public = pytest.importorskip("tiktoken_ext.openai_public")
-    asked = []
+    public, asked = pytest.importorskip("tiktoken_ext.openai_public"), []
     monkeypatch.setattr(public, "load_tiktoken_bpe", lambda url, expected_hash: asked.append((url, expected_hash)))
     encoding = public.r50k_base()
-    assert encoding["pat_str"] == tokenizers.GPT2_PATTERN
-    assert encoding["special_tokens"] == {"<|endoftext|>": 50256}
+    assert (encoding["pat_str"], encoding["special_tokens"]) == (tokenizers.GPT2_PATTERN, {"<|endoftext|>": 50256})
     assert asked == [(tokenizers.GPT2_VOCABULARY.url, tokenizers.GPT2_VOCABULARY.sha256)]
 
 
@@ -565,8 +543,7 @@ def test_prepare_gpt2_cuts_and_splits_as_llm_c_does_and_asks_for_nothing_twice(t
     assert files == [folder / "tiny_shakespeare_train.bin", folder / "tiny_shakespeare_val.bin"]
     documents = [258, 111, 259, *b"orld", 260], [256, 260], [*b"world,", 32, 258, 33]
     expected = [token for document in documents for token in (50256, *document)]
-    assert read_tokens(files[1]).tolist() == expected[:6]
-    assert read_tokens(files[0]).tolist() == expected[6:]
+    assert (read_tokens(files[1]).tolist(), read_tokens(files[0]).tolist()) == (expected[:6], expected[6:])
     text, vocabulary = datasets.DATASETS["tinyshakespeare"].text, tokenizers.GPT2_VOCABULARY
     assert seen == [(file.url, file.size, file.size) for file in (text, vocabulary)]
     corpus = load_corpus("tinyshakespeare", vocab_size=50257, T=2, B=2)
@@ -583,25 +560,21 @@ def test_prepare_bytes_keeps_the_text_alone_and_replaces_a_damaged_one(tmp_path,
     assert files == [tmp_path / "cache" / "tinyshakespeare" / "input.txt"]
     assert tree(tmp_path / "cache") == ["tinyshakespeare/input.txt"]
     corpus, text = load_corpus("tinyshakespeare", vocab_size=256, T=1, B=1), (published / "input.txt").read_bytes()
-    assert corpus.tokenizer == "bytes"
-    assert corpus.train.tobytes() + corpus.val.tobytes() == text
+    assert (corpus.tokenizer, corpus.train.tobytes() + corpus.val.tobytes()) == ("bytes", text)
     files[0].write_bytes(text.swapcase())
     prepare("tinyshakespeare", "bytes")
     assert files[0].read_bytes() == text
 
 
-@pytest.mark.parametrize(
-    "error",
-    [URLError("no route\nto host"), TimeoutError(), http.client.IncompleteRead(b"x"), ConnectionResetError(104)],
-)
+@pytest.mark.parametrize("error", [
+    URLError("no route\nto host"), TimeoutError(), http.client.IncompleteRead(b"x"), ConnectionResetError(104),
+])  # fmt: skip
 def test_offline_one_line_names_every_file_and_its_place(tmp_path, published, monkeypatch, error):
     monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=error))
     message = fails("cannot download", prepare, "tinyshakespeare", "gpt2")
     text = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
-    for path, file in [
-        (text, datasets.DATASETS["tinyshakespeare"].text),
-        (vocabulary_places()[0], tokenizers.GPT2_VOCABULARY),
-    ]:
+    there = datasets.DATASETS["tinyshakespeare"].text
+    for path, file in (text, there), (vocabulary_places()[0], tokenizers.GPT2_VOCABULARY):
         assert f"put at '{path}' by hand {file.url} ({file.size} bytes, sha256 {file.sha256})" in message
     assert tree(tmp_path) == ["server/input.txt", "server/vocabulary"]
     assert "vocabulary" not in fails("cannot download", prepare, "tinyshakespeare", "bytes")
@@ -682,5 +655,5 @@ cpuopt.data.load_corpus("builtin", vocab_size=256, T=64, B=4)
 cpuopt.data.list_datasets()
 assert not late & set(sys.modules), late & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = process(code=program)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -36,14 +36,10 @@ PAD, UNK, A, B, C, TAG = *range(5), 261
 FILES = {
     "tokenizer_config.json": json.dumps({"bos_token": "<a>", "eos_token": {"content": "<b>"}, "unk_token": "<unk>"}),
     "generation_config.json": json.dumps({"eos_token_id": [B, C], "pad_token_id": PAD, "temperature": 0.6}),
-    "special_tokens_map.json": "{}",
-    "added_tokens.json": json.dumps({"</s>": TAG}),
-    "vocab.json": "{}",
-    "merges.txt": "",
-    "tokenizer.model": "pieces",
-    "chat_template.jinja": TEMPLATES["default"],
+    "special_tokens_map.json": "{}", "added_tokens.json": json.dumps({"</s>": TAG}), "vocab.json": "{}",
+    "merges.txt": "", "tokenizer.model": "pieces", "chat_template.jinja": TEMPLATES["default"],
     "additional_chat_templates/tool_use.jinja": TEMPLATES["tool_use"],
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -63,12 +59,10 @@ def adapter(tmp_path, model):
     """An adapter of the model, with its base's config and without a tokenizer."""
     folder = tmp_path / "adapter"
     folder.mkdir()
-    rng = np.random.default_rng(5)
-    layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    rng, layer = np.random.default_rng(5), "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     sizes = {f"{layer}A.weight": (2, 16), f"{layer}B.weight": (16, 2)}
-    save_file(
-        {name: rng.normal(size=s).astype("f4") for name, s in sizes.items()}, folder / "adapter_model.safetensors"
-    )
+    drawn = {name: rng.normal(size=s).astype("f4") for name, s in sizes.items()}
+    save_file(drawn, folder / "adapter_model.safetensors")
     about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": str(model)}))
     shutil.copy(model / "config.json", folder)
@@ -110,8 +104,7 @@ def test_every_file_of_a_tokenizer_travels(way, model, adapter, tmp_path):
         assert open_weights(out).marks == Marks(A, (B, C), PAD)
     else:  # with an adapter comes the template that it was trained with, unless another vocabulary does
         (out / "chat_template.jinja").write_text("{{ new }}")
-        found = merge(open_weights(model), [out]).tokenizer
-        assert get_tokenizer(found).chat_templates["default"] == "{{ new }}"
+        assert get_tokenizer(merge(open_weights(model), [out]).tokenizer).chat_templates["default"] == "{{ new }}"
         merged(model, out, tmp_path / "whole")
         assert (tmp_path / "whole" / "chat_template.jinja").read_text() == "{{ new }}"
         larger = Tokenizer.from_file(str(out / "tokenizer.json"))
@@ -182,13 +175,11 @@ ODD = [
     *((pointer(n), "pointer of Git LFS") for n in (MODEL, "config.json", "generation_config.json", "tokenizer.json")),
 ]
 ODD_ADAPTERS = [
-    (moved(ADAPTER, "adapter_model.bin"), f"adapter_model.bin {PICKLE}"),
-    (pointer(ADAPTER), "pointer of Git LFS"),
+    (moved(ADAPTER, "adapter_model.bin"), f"adapter_model.bin {PICKLE}"), (pointer(ADAPTER), "pointer of Git LFS"),
     (edit(ABOUT, target_modules=["q_proj", "embed_tokens"]), EMBEDDING),
-    (edit(ABOUT, modules_to_save=["model.embed_tokens"]), EMBEDDING),
-    (tensors(ADAPTER, **ADDED), EMBEDDING),
+    (edit(ABOUT, modules_to_save=["model.embed_tokens"]), EMBEDDING), (tensors(ADAPTER, **ADDED), EMBEDDING),
     (edit(ABOUT, base_model_name_or_path="org/base-1B"), HUB),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("odd", [*ODD, *ODD_ADAPTERS])
@@ -207,8 +198,7 @@ def test_an_odd_directory_says_what_it_is(odd, model, adapter):
 def test_an_adapter_beside_the_config_of_its_base_is_merged(model, adapter):
     assert (adapter / "config.json").is_file()
     a, b = load_file(adapter / ADAPTER).values()
-    name = "model.layers.0.self_attn.q_proj.weight"
-    base = open_weights(named_base(adapter))
+    name, base = "model.layers.0.self_attn.q_proj.weight", open_weights(named_base(adapter))
     np.testing.assert_allclose(merge(base, [adapter]).read(name), base.read(name) + 2 * b @ a, atol=1e-6)
     fails("is an adapter, which needs its base model", open_weights, adapter)
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+from verbs import error_of
 
 from cpuopt import Choice, nn
 from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS, Config
 from cpuopt.program.fuse import FUSIONS
@@ -29,15 +29,6 @@ def gpt2(variant="vanilla", swaps=(), threads=1, config=TINY, **kw):
     return Engine.from_options(GPT2(config), specs(B, T), choice=Choice(variant, swaps), threads=threads, **kw)
 
 
-def refused(function, *args, **kwargs):
-    """The one line of the UserError that a call raises."""
-    with pytest.raises(UserError) as caught:
-        function(*args, **kwargs)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def bits(engine):
     return {name: array.tobytes() for name, array in engine.parameters().items()}
 
@@ -45,13 +36,13 @@ def bits(engine):
 # The same numbers by every route
 
 
-@pytest.mark.parametrize(
-    ("variant", "fuse", "clip"), [("vanilla", (), 1.0), ("optimized", (), 1.0), ("optimized", tuple(FUSIONS), None)]
-)
+ROUTES = [("vanilla", (), 1.0), ("optimized", (), 1.0), ("optimized", tuple(FUSIONS), None)]
+
+
+@pytest.mark.parametrize(("variant", "fuse", "clip"), ROUTES)
 def test_the_same_bits_on_any_number_of_threads(variant, fuse, clip):
     config = replace(TINY, n_embd=96, n_head=3, vocab_size=1003)
-    ids = np.random.default_rng(0).integers(0, config.vocab_size, (3, 3, 49))
-    runs = set()
+    ids, runs = np.random.default_rng(0).integers(0, config.vocab_size, (3, 3, 49)), set()
     for threads in 1, 2, 3, 4:
         engine = Engine.from_options(GPT2(config), specs(3, 48), choice=Choice(variant), fuse=fuse, threads=threads)
         assert engine.threads == threads
@@ -94,8 +85,7 @@ def test_initial_weights_depend_on_the_name_alone():
 
 def test_a_forward_alone_changes_nothing_and_an_engine_may_only_forward():
     engine, only = gpt2(), gpt2(train=False)
-    before = bits(engine)
-    loss = engine.forward(**batch())
+    before, loss = bits(engine), engine.forward(**batch())
     assert loss == engine.loss == only.forward(**batch()) == engine.step(**batch()).loss
     assert bits(only) == before != bits(engine)
     assert only.plan.total_bytes < engine.plan.total_bytes
@@ -109,8 +99,7 @@ def adamw(state, gradients, step, lr, beta1, beta2, eps, weight_decay):
     """Loshchilov and Hutter 2019, algorithm 2, on a dict of (param, m, v) in float64."""
     for name, g in gradients.items():
         param, m, v = state[name]
-        m = beta1 * m + (1 - beta1) * g
-        v = beta2 * v + (1 - beta2) * g * g
+        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
         param = param * (1 - lr * weight_decay) - lr * (m / (1 - beta1**step)) / (np.sqrt(v / (1 - beta2**step)) + eps)
         state[name] = param, m, v
 
@@ -130,8 +119,7 @@ def test_steps_follow_adamw_with_clipping(clip):
         scale = min(1, clip / norm) if clip else 1
         adamw(state, {name: g * scale for name, g in gradients.items()}, step, **ADAMW)
         done = engine.step(**batch(step), **ADAMW, clip=clip)
-        assert done.loss == ghost.loss
-        assert done.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert (done.loss, done.grad_norm) == (ghost.loss, pytest.approx(norm, rel=1e-5))
         for name, p in engine.parameters().items():
             want, m, v = state[name]
             assert abs(p - want).max() <= 1e-5 * abs(want).max() + 1e-3 * ADAMW["lr"], (step, name)
@@ -178,7 +166,7 @@ def test_a_batch_that_cannot_be_is_refused(changes, words):
             *at, given[name][tuple(at)] = change
         else:
             given[name] = change
-    assert words in refused(engine.load, **{name: v for name, v in given.items() if v is not None})
+    assert words in error_of(engine.load, **{name: v for name, v in given.items() if v is not None})
 
 
 def test_ids_of_every_integer_type_are_taken():
@@ -193,8 +181,7 @@ def test_ids_of_every_integer_type_are_taken():
 def test_the_declared_flops_are_six_a_parameter_and_token():
     config = PRESETS["gpt2-124M"]
     program = build(GPT2(config), specs(4, 64)).program
-    assert config.n_params == 124_439_808
-    assert program.flops == pytest.approx(6 * config.n_params * 4 * 64, rel=0.03)
+    assert (config.n_params, program.flops) == (124_439_808, pytest.approx(6 * config.n_params * 4 * 64, rel=0.03))
     forward, backward = (sum(c.flops for c in program.phase(p)) for p in ("forward", "backward"))
     assert backward == pytest.approx(2 * forward, rel=0.02)
     attention = sum(c.flops for c in program.calls if c.layer == "h.0.attn")
@@ -217,6 +204,14 @@ class Copy(nn.Module):
         return F.cross_entropy(self.head(self.wte(tokens)), tokens)
 
 
+FOREIGN = "not a value of this engine's program"
+MISSING = "no value 'lm_head.matmul.output' in the program; did you mean 'lm_head.matmul.out'?"
+
+
+def load_for_two_uses():
+    Engine.from_options(Copy(), {"tokens": ((B, T), "int32")}, threads=1).load(tokens=np.full((B, T), -100))
+
+
 def of_type(x, **more):
     return Engine.from_options(One(), {"x": ((2, 4), x), "y": ((2,), "int32")} | more, threads=1)
 
@@ -233,24 +228,13 @@ def of_type(x, **more):
         (lambda: gpt2(threads=0), "threads = 0"),
         (lambda: gpt2(train=False).step(**batch()), "train=False"),
         *((lambda s=s: gpt2(seed=s), f"seed {s!r}: expected a whole number of 0 or more") for s in (-1, 0.5, "1")),
-        (
-            lambda: gpt2(train=False).array("lm_head.matmul.output"),
-            "no value 'lm_head.matmul.output' in the program; did you mean 'lm_head.matmul.out'?",
-        ),
-        (
-            lambda: gpt2(train=False).array(gpt2(train=False).program.parameters[0]),
-            "not a value of this engine's program",
-        ),
-        (  # an id must suit every use of its input
-            lambda: Engine.from_options(Copy(), {"tokens": ((B, T), "int32")}, threads=1).load(
-                tokens=np.full((B, T), -100)
-            ),
-            "holds -100",
-        ),
+        (lambda: gpt2(train=False).array("lm_head.matmul.output"), MISSING),
+        (lambda: gpt2(train=False).array(gpt2(train=False).program.parameters[0]), FOREIGN),
+        (load_for_two_uses, "holds -100"),  # an id must suit every use of its input
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_in_one_line(wrong, words):
-    assert words in refused(wrong)
+    assert words in error_of(wrong)
 
 
 def test_an_update_runs_on_the_threads_of_its_engine_whatever_accept_has_run():

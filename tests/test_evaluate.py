@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_hostile_files import header, stream
-from verbs import fails, ran, refused
+from verbs import fails, printed, ran, refused
 
 from cpuopt import cli
 from cpuopt.data import tokenizers
@@ -27,10 +27,13 @@ def write(path, examples):
 
 
 RNG = np.random.Generator(np.random.PCG64(0))
-EXAMPLES = [
-    (int(RNG.integers(4)), RNG.integers(0, 256, 5).tolist(), [RNG.integers(0, 256, n).tolist() for n in (3, 1, 7, 4)])
-    for _ in range(6)
-]
+
+
+def drawn(n):
+    return RNG.integers(0, 256, n).tolist()
+
+
+EXAMPLES = [(int(RNG.integers(4)), drawn(5), [drawn(n) for n in (3, 1, 7, 4)]) for _ in range(6)]
 
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -48,8 +51,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
 
 def test_the_choice_is_the_completion_of_the_lowest_mean_loss(tmp_path, engine):
     """Against losses of single rows, from the logits and in float64."""
-    logits = engine.program.outputs[1]
-    right = 0
+    logits, right = engine.program.outputs[1], 0
     for example in read_examples(write(tmp_path / "x.bin", EXAMPLES), 256):
         means = []
         tokens, targets = evaluate.rows_of(example, 12)
@@ -82,23 +84,15 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     flags = ["eval", "--init", "model.bin", "--data", "text.txt", "--variant", "vanilla"]
     found = ran(capsys, *flags, "--split", "val")
     assert found["loss"] == pytest.approx(log(256), rel=1e-6)
-    assert found["perplexity"] == pytest.approx(256, rel=1e-5)
-    assert found["batches"] == 399 // (4 * 32)
-    assert found["bits_per_byte"] == pytest.approx(8, rel=1e-6)
-    assert found["bytes"] == found["batches"] * 4 * 32
-    assert cli.main([*flags, "--limit", "2", "-B", "1", "-T", "8"]) == 0
-    assert (
-        "perplexity 256.00, 8.0000 bits per byte, over 16 of the 4,000 tokens of text.txt (all)"
-        in capsys.readouterr().out
-    )
+    assert (found["perplexity"], found["batches"]) == (pytest.approx(256, rel=1e-5), 399 // (4 * 32))
+    assert (found["bits_per_byte"], found["bytes"]) == (pytest.approx(8, rel=1e-6), found["batches"] * 4 * 32)
+    said = "perplexity 256.00, 8.0000 bits per byte, over 16 of the 4,000 tokens of text.txt (all)"
+    assert said in printed(capsys, *flags, "--limit", "2", "-B", "1", "-T", "8")
     for flag, n, said in (
-        ("-T", 33, "-T 33: expected 1 to 32, the model's context"),
-        ("-T", 0, "-T 0: expected 1 to 32, the model's context"),
-        ("-B", 0, "-B 0: expected 1 or more"),
-        ("--limit", 0, "--limit 0: expected 1 or more"),
+        *(("-T", n, f"-T {n}: expected 1 to 32, the model's context") for n in (33, 0)),
+        *((flag, 0, f"{flag} 0: expected 1 or more") for flag in ("-B", "--limit")),
     ):
-        assert cli.main([*flags, flag, str(n)]) == 2
-        assert capsys.readouterr().err == f"cpuopt: {said}\n"
+        assert (cli.main([*flags, flag, str(n)]), capsys.readouterr().err) == (2, f"cpuopt: {said}\n")
 
 
 def test_a_named_text_is_read_whole_unless_the_weights_were_trained_on_it(capsys):
@@ -108,19 +102,16 @@ def test_a_named_text_is_read_whole_unless_the_weights_were_trained_on_it(capsys
     run = ran(capsys, *train, "--data", "text.txt", "--variant", "vanilla")["path"]
 
     def of_tokens(data, *flags):
-        how = ["--variant", "vanilla", "--limit", "1", *flags]
-        found = ran(capsys, "eval", "--init", run, "--data", data, *how)
+        found = ran(capsys, "eval", "--init", run, "--data", data, "--variant", "vanilla", "--limit", "1", *flags)
         return found["of_tokens"], found["data"]
 
-    assert of_tokens("other.txt") == (4000, "other.txt (all)")
-    assert of_tokens("text.txt") == (400, "text.txt (val)")
+    assert (of_tokens("other.txt"), of_tokens("text.txt")) == ((4000, "other.txt (all)"), (400, "text.txt (val)"))
     assert of_tokens("text.txt", "--split", "all") == (4000, "text.txt (all)")
     assert of_tokens("other.txt", "--split", "train") == (3600, "other.txt (train)")
     assert of_tokens("builtin")[1] == "builtin (val)"
     Path("short.txt").write_text("abcdefgh" * 3)  # less than a row of the model's context
     assert of_tokens("short.txt") == (24, "short.txt (all)")
-    assert cli.main(["data", "tokenize", "text.txt", "ids", "--tokenizer", "bytes"]) == 0
-    capsys.readouterr()
+    printed(capsys, "data", "tokenize", "text.txt", "ids", "--tokenizer", "bytes")
     assert of_tokens("ids_train.bin", "--tokenizer", "bytes") == (400, "ids_train.bin (val)")  # the file beside it
     assert of_tokens("ids_val.bin", "--tokenizer", "bytes") == (400, "ids_val.bin (all)")
 
@@ -144,8 +135,7 @@ def test_bits_per_byte_count_the_bytes_of_the_targets(engine):
     nats = sum(48 * engine.forward(tokens=x, targets=y) for x, y in batches)
     nbytes = sum(sum(0 if t == 7 else t % 5 for t in y.ravel().tolist()) for _, y in batches)
     found = evaluate.perplexity(engine, iter(batches), lengths=lengths)
-    assert found["bytes"] == nbytes
-    assert found["bits_per_byte"] == pytest.approx(nats / log(2) / nbytes)
+    assert (found["bytes"], found["bits_per_byte"]) == (nbytes, pytest.approx(nats / log(2) / nbytes))
     for unknown in (None, lengths[:200]):
         found = evaluate.perplexity(engine, iter(batches), lengths=unknown)
         assert (found["bytes"], found["bits_per_byte"]) == (None, None)

@@ -55,8 +55,7 @@ def test_every_command_runs_and_the_one_run_that_is_interrupted_goes_on(folder, 
     monkeypatch.setattr(console.TrainingView, "step_done", interrupted)
     for words in [words for words, whole in commands(PAGE) if whole]:
         monkeypatch.setattr("sys.stdin", io.StringIO("Who founded Orrimel?\nWhat is a drell?\n"))
-        before = {*os.listdir()}
-        status = cli.main(words)
+        before, status = {*os.listdir()}, cli.main(words)
         said[" ".join(words)], err = capsys.readouterr()
         assert status == (128 + signal.SIGINT if "full" in words else 0), (words, err)
         assert "--dry-run" not in words or {*os.listdir()} == before
@@ -65,8 +64,7 @@ def test_every_command_runs_and_the_one_run_that_is_interrupted_goes_on(folder, 
     assert after < before
     assert "goes on after step 30" in said["train --resume"]
     assert "goes on after step 60" in said["train --resume --steps 72 --save tuned-2"]
-    adapter = open_adapter(Path("adapter"), open_weights(Path("base")).config)
-    assert adapter.lora == nn.Lora.parse("r=8,alpha=16")
+    assert open_adapter(Path("adapter"), open_weights(Path("base")).config).lora == nn.Lora.parse("r=8,alpha=16")
     for name in ("tuned", "tuned-2", "merged", "tuned-bf16"):
         assert {"config.json", "model.safetensors", "tokenizer.json"} <= {*os.listdir(name)}
 

@@ -1,8 +1,6 @@
 """What a run takes, before it starts: ``cpuopt train --dry-run``."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime
 from itertools import count
@@ -10,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from verbs import ran, refused
+from verbs import fails, printed, process, ran, refused
 
-from cpuopt import cli, models, ops
+from cpuopt import models, ops
 from cpuopt.errors import UserError
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.ops.attention import scored
@@ -28,10 +26,8 @@ TINY = {"model": "llama-tiny", "B": 2, "T": 16, "threads": 1, "steps": 40}
 
 
 def test_memory_is_that_of_the_run_and_time_that_of_the_roofs():
-    found = forecast.forecast(Settings(**TINY), ROOFS)
-    built = build_only(Settings(**TINY))
-    assert found.memory == built.plan().describe()
-    assert found.tokens == 32
+    found, built = forecast.forecast(Settings(**TINY), ROOFS), build_only(Settings(**TINY))
+    assert (found.memory, found.tokens) == (built.plan().describe(), 32)
     bounds = [max(c.flops / 10, c.bytes / 5) for c in built.program.step_calls]
     assert found.roof_ms == pytest.approx(sum(bounds) / 1e6)
     assert found.seconds == pytest.approx(40 * found.roof_ms / 1e3)
@@ -42,17 +38,14 @@ def test_memory_is_that_of_the_run_and_time_that_of_the_roofs():
 
 
 def test_the_copy_of_the_weights_that_samples_need_counts(monkeypatch):
-    plain, samples, narrow = (
-        forecast.forecast(Settings(**TINY, **how), ROOFS)
-        for how in ({}, {"sample_every": 1}, {"sample_every": 1, "dtype": "bf16"})
-    )
+    ways = ({}, {"sample_every": 1}, {"sample_every": 1, "dtype": "bf16"})
+    plain, samples, narrow = (forecast.forecast(Settings(**TINY, **how), ROOFS) for how in ways)
     n = models.parse(TINY["model"]).n_params
     assert samples.memory["samples"] == samples.arena - plain.arena == 4 * n
     assert narrow.memory["samples"] == 2 * n
     there = plain.arena + n
     require_fit(replace(plain, available=there), Settings(**TINY))
-    with pytest.raises(UserError, match="the run needs"):
-        require_fit(replace(samples, available=there), Settings(**TINY, sample_every=1))
+    fails("the run needs", require_fit, replace(samples, available=there), Settings(**TINY, sample_every=1))
     monkeypatch.setattr(arena, "available_bytes", lambda: there)
     assert prepare(Settings(**TINY)).engine.plan.total_bytes == plain.arena
     with pytest.raises(UserError, match=f"the arena needs {arena.gb(samples.arena)} and {arena.gb(there)} "):
@@ -64,8 +57,7 @@ def test_options_take_less_memory_and_say_what_they_take():
     options = {o.flags: o for o in found.options}
     assert {"--moments bf16", "--lora r=8", "-B 1", "-T 8"} <= options.keys()
     assert all(o.arena < found.arena for o in found.options)
-    half = build_only(Settings(**{**TINY, "B": 1}))
-    assert options["-B 1"].arena == half.plan().describe()["arena"]
+    assert options["-B 1"].arena == build_only(Settings(**{**TINY, "B": 1})).plan().describe()["arena"]
     tried = forecast.forecast(Settings(**TINY, lora="r=8", dtype="bf16", moments="bf16"), ROOFS)
     assert {o.flags.split()[0] for o in tried.options} <= {"-B", "-T", "--fuse", "--recompute", "--base"}
 
@@ -84,14 +76,12 @@ def test_weights_in_bf16_are_an_option_wherever_a_run_can_have_them():
 
 def test_measured_steps_replace_the_roofs_and_validations_count(tmp_path):
     settings = Settings(**TINY, val_every=10, val_batches=3)
-    planned = forecast.forecast(settings, ROOFS)
-    ticks = count(step=0.5)
+    planned, ticks = forecast.forecast(settings, ROOFS), count(step=0.5)
     found = measured(planned, prepare(settings), tmp_path, 3.0, clock=lambda: next(ticks))
     assert (found.step_ms, found.start_s, found.saving_s) == (500, 3, 0)
     assert found.validation_s == 5 * 3 * 0.5  # before the first step, and after each ten of forty
     assert found.seconds == 3 + 40 * 0.5 + 7.5
-    taken = [0.3] * 4 + [0.1] * 60
-    slow_start = iter([t for n, d in enumerate(taken) for t in (n, n + d)])
+    slow_start = iter([t for n, d in enumerate([0.3] * 4 + [0.1] * 60) for t in (n, n + d)])
     found = measured(planned, prepare(settings), tmp_path, clock=lambda: next(slow_start))
     assert (found.step_ms, found.start_s) == (pytest.approx(100), pytest.approx(4 * 0.2))
     silent = measured(planned, prepare(Settings(**TINY, val_every=0)), tmp_path, clock=lambda: next(ticks))
@@ -120,11 +110,9 @@ def test_flops_count_as_far_as_the_batches_ask_for_them():
 
 
 def test_packed_examples_ask_for_the_pairs_inside_them():
-    rng = np.random.default_rng(0)
-    T = 16
+    rng, T = np.random.default_rng(0), 16
     for window in (0, 3, 40):
-        cuts = np.sort(rng.integers(0, T, (3, T)), axis=1)
-        starts = np.minimum(cuts, np.arange(T)).astype(np.int32)
+        starts = np.minimum(np.sort(rng.integers(0, T, (3, T)), axis=1), np.arange(T)).astype(np.int32)
         hidden, of_all = (scored(np.zeros((3, 1, T, T)), s, window)[2] for s in (starts, None))
         want = (~np.broadcast_to(hidden, (3, 1, T, T))).sum() / (3 * (~of_all).sum())
         assert ops.gqa_forward.asked(starts, window) == pytest.approx(want)
@@ -133,8 +121,7 @@ def test_packed_examples_ask_for_the_pairs_inside_them():
 
 def test_steps_faster_than_the_roofs_take_them_out_of_the_plan(tmp_path):
     settings = Settings(**TINY, val_every=0)
-    slow = replace(ROOFS, gflops=1e-6)
-    planned = forecast.forecast(settings, slow)
+    planned = forecast.forecast(settings, replace(ROOFS, gflops=1e-6))
     assert planned.roof_ms > 500
     ticks = count(step=0.5)
     found = measured(planned, prepare(settings), tmp_path, clock=lambda: next(ticks))
@@ -153,42 +140,34 @@ def test_checkpoints_and_final_weights_count_and_none_stays(tmp_path, monkeypatc
     assert found.saving_s == pytest.approx(0.5 * (5 + 1 / 3), rel=0.01)
     assert not [*tmp_path.iterdir()]
     job.settings = replace(settings, steps=44)  # then also after the last step
-    assert measured(planned, job, tmp_path, clock=lambda: next(ticks)).saving_s == pytest.approx(
-        0.5 * (6 + 1 / 3), 0.01
-    )
+    found = measured(planned, job, tmp_path, clock=lambda: next(ticks))
+    assert found.saving_s == pytest.approx(0.5 * (6 + 1 / 3), rel=0.01)
 
     def full(*given):
         raise UserError("No space left on device")
 
     monkeypatch.setattr(forecast.checkpoint, "save", full)
-    with pytest.raises(UserError, match=r"no checkpoint can be written in '.*': No space left on device"):
-        measured(planned, job, tmp_path)
+    fails(r"no checkpoint can be written in '.*': No space left on device", measured, planned, job, tmp_path)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_does(monkeypatch):
     found = forecast.forecast(Settings(**TINY), ROOFS)
     small = forecast.replace(found, available=max(o.arena for o in found.options))
-    with pytest.raises(UserError, match=r"the run needs .* and .* of memory are available; take --"):
-        require_fit(small, Settings(**TINY))
-    with pytest.raises(UserError, match="no B and T fit"):
-        require_fit(forecast.replace(found, available=1000), Settings(**TINY))
+    fails(r"the run needs .* and .* of memory are available; take --", require_fit, small, Settings(**TINY))
+    fails("no B and T fit", require_fit, forecast.replace(found, available=1000), Settings(**TINY))
     require_fit(found, Settings(**TINY))
 
 
-def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_prints_a_plan_and_writes_nothing(here, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda n, say: ROOFS)
     flags = ["train", "--dry-run", "--model", "llama-tiny", "-T", "16", "--threads", "1", "--steps", "30"]
     found = ran(capsys, *flags)
     assert found["fits"]
     assert found["step_ms"] > 0
-    assert found["seconds"] == pytest.approx(
-        30 * found["step_ms"] / 1e3 + found["start_s"] + found["validation_s"] + found["saving_s"]
-    )
-    assert cli.main(flags) == 0
-    text = capsys.readouterr().out
-    assert "memory: " in text
-    assert "started now, it ends 2" in text
+    seconds = 30 * found["step_ms"] / 1e3 + found["start_s"] + found["validation_s"] + found["saving_s"]
+    assert found["seconds"] == pytest.approx(seconds)
+    text = printed(capsys, *flags)
+    assert all(x in text for x in ("memory: ", "started now, it ends 2"))
     assert not [*tmp_path.iterdir()]
     monkeypatch.setattr(forecast, "available_bytes", lambda: 10_000)
     assert "are available; no B and T fit" in refused(capsys, *flags)
@@ -201,9 +180,8 @@ SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "m
 
 def said_by(folder, *flags):
     """What a training on chats, in a process of its own, prints as JSON."""
-    command = [sys.executable, "-m", "cpuopt", "train", "--model", json.dumps(SIZES), "--data", str(QUESTIONS)]
-    command += ["-B", "2", "-T", "112", "--steps", "3", "--threads", "1", "--val-every", "0", "--json", *flags]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    words = ["train", "--model", json.dumps(SIZES), "--data", str(QUESTIONS), "-B", "2", "-T", "112", "--steps", "3"]
+    done = process(*words, "--threads", "1", "--val-every", "0", "--runs", str(folder), "--json", *flags)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

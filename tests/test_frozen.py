@@ -41,8 +41,7 @@ def engine_of(model, **how):
     """An engine with the golden weights."""
     module = GPT2(Config(**SIZES)) if model == "gpt2" else untied()
     how = {"threads": 1, "choice": Choice("optimized"), "progress": lambda *a: None} | how
-    engine = Engine.from_options(module, INPUTS, **how)
-    rng = np.random.Generator(np.random.PCG64(WANT["seed"]))
+    engine, rng = Engine.from_options(module, INPUTS, **how), np.random.Generator(np.random.PCG64(WANT["seed"]))
     golden = make_params(**SIZES, seed=WANT["seed"]) if model == "gpt2" else {}
     for name, p in engine.parameters().items():
         p[...] = golden.get(name, 0) if golden else rng.standard_normal(p.shape, dtype=np.float32) * np.float32(0.1)
@@ -71,8 +70,7 @@ def test_head_and_loss_are_one_call_whichever_gradient_they_need(freeze):
     program = build(untied(), INPUTS, fuse=("classifier",), freeze=freeze).program
     (call,) = (c for c in program.phase("backward") if c.op.name == "classifier_backward")
     (whole,) = (c for c in build(untied(), INPUTS, fuse=("classifier",)).program.calls if c.op is call.op)
-    absent = {"head.*": {"dweight"}, "wte.* fc.*": {"dinp"}}
-    assert call.absent == absent.get(" ".join(freeze), set())
+    assert call.absent == {"head.*": {"dweight"}, "wte.* fc.*": {"dinp"}}.get(" ".join(freeze), set())
     tokens, C, V = TOKENS.size, 2 * SIZES["n_embd"], SIZES["vocab_size"]
     assert whole.flops - call.flops == 2 * tokens * C * V * len(call.absent)
     assert whole.bytes - call.bytes == sum(whole.args[n].nbytes for n in call.absent)
@@ -83,14 +81,13 @@ def test_a_frozen_parameter_has_no_memory_but_its_own(model, freeze):
     whole, less = (engine_of(model, fuse=TWO_PASS, freeze=x) for x in ([], freeze))
     frozen = sum(x.size for x in frozen_of(less, freeze).values())
     groups = [sum(e.plan.groups.get(g, 0) for g in ("gradient", "moment")) for e in (whole, less)]
-    assert groups[0] - groups[1] == 12 * frozen
-    assert whole.plan.groups["parameter"] == less.plan.groups["parameter"]
+    assert (groups[0] - groups[1], whole.plan.groups["parameter"]) == (12 * frozen, less.plan.groups["parameter"])
 
 
-@pytest.mark.parametrize(
-    ("model", "freeze", "op"),
-    [("untied", "fc.weight", "matmul_backward_weight"), ("gpt2", "wte.*", "embedding_backward")],
-)
+WHOLE = ("untied", "fc.weight", "matmul_backward_weight"), ("gpt2", "wte.*", "embedding_backward")
+
+
+@pytest.mark.parametrize(("model", "freeze", "op"), WHOLE)
 def test_a_kernel_that_needs_every_gradient_gets_an_array_that_nobody_reads(model, freeze, op):
     case = next(c for c in WANT["cases"] if c["model"] == model and c["freeze"] == [freeze])
     engine = engine_of(model, freeze=[freeze], choice=Choice("optimized", [f"{op}=generated"]))
@@ -110,9 +107,8 @@ def test_a_parameter_may_say_that_it_is_not_trained():
     assert {p.name for p in engine.program.parameters} - {p.name for p in engine.program.trained} == {"fc.weight"}
 
     parts = {n: nn.Parameter((4,), nn.constant(2.0), trained=n == "gain") for n in ("scale", "gain")}
-    engine = Engine.from_options(
-        Parts(lambda m, x: (x * m.scale * m.gain).sum(), **parts), {"x": ((3, 4), "float32")}, threads=1
-    )
+    scaled = Parts(lambda m, x: (x * m.scale * m.gain).sum(), **parts)
+    engine = Engine.from_options(scaled, {"x": ((3, 4), "float32")}, threads=1)
     engine.step(x=np.ones((3, 4), np.float32), lr=0.1)
     assert (engine.parameters()["scale"] == 2).all()
     assert (engine.parameters()["gain"] < 2).all()
@@ -154,9 +150,8 @@ def test_a_run_goes_on_from_a_checkpoint_without_what_is_frozen(weights, init):
     (saved,) = (path / "checkpoints").iterdir()
     names = checkpoint.TensorFile(saved / "params.safetensors").tensors
     assert not [n for n in names if fnmatchcase(n, "wte.*") or fnmatchcase(n, "h.0.*")]
-    assert set(json.loads((saved / "state.json").read_text())["frozen"]) | names.keys() == {
-        n for i, n in whole if i == 0
-    }
+    frozen = json.loads((saved / "state.json").read_text())["frozen"]
+    assert frozen.keys() | names.keys() == {n for i, n in whole if i == 0}
     _, after = run(path, steps=4)
     assert same(whole, after)
     _, other = run(steps=2)

@@ -91,14 +91,11 @@ def plain():
     return {config: train_tiny(config=config) for config in (TINY, LLAMA, GEMMA)}
 
 
-@pytest.mark.parametrize(
-    ("config", "fuse"),
-    [
-        *((TINY, fuse) for fuse in SETS),
-        *((LLAMA, fuse) for fuse in [*SETS[: len(FUSIONS)], ("gate", "gelu"), SETS[-1]]),
-        *((GEMMA, fuse) for fuse in [("gate",), ("gate", "gelu"), SETS[-1]]),
-    ],
-)
+GATED = [("gate", "gelu"), SETS[-1]]
+TRAINED = {TINY: SETS, LLAMA: [*SETS[: len(FUSIONS)], *GATED], GEMMA: [("gate",), *GATED]}
+
+
+@pytest.mark.parametrize(("config", "fuse"), [(config, fuse) for config, sets in TRAINED.items() for fuse in sets])
 def test_it_trains_alike_and_each_weight_is_updated_once_after_its_last_use(plain, config, fuse):
     exact = {*EXACT, ("adapter",)} - ({("gate",)} if config is not TINY else set())  # there are no adapters
     assert_alike(train_tiny(fuse, config), plain[config], fuse in exact)
@@ -131,8 +128,7 @@ def count(program, *ops):
 def test_an_evaluation_gives_the_loss_that_a_step_gives():
     for fuse in SETS:
         engine = Engine.from_options(TINY.module(), specs(B, T), fuse=fuse, threads=1)
-        before = {n: p.copy() for n, p in engine.parameters().items()}
-        loss = engine.forward(**ids(0))
+        before, loss = {n: p.copy() for n, p in engine.parameters().items()}, engine.forward(**ids(0))
         assert all(np.array_equal(p, before[n]) for n, p in engine.parameters().items())
         assert loss == engine.step(**ids(0)).loss
         assert engine.forward(**ids(0)) < loss
@@ -141,13 +137,8 @@ def test_an_evaluation_gives_the_loss_that_a_step_gives():
 @pytest.mark.parametrize(
     ("vocab_size", "width", "tokens", "one"),
     [
-        (256, 48, 256, True),
-        (256, 48, 257, False),
-        (11, 48, 256, True),
-        (1500, 48, 1024, True),
-        (1500, 48, 1025, False),
-        (1500, 960, 1216, True),
-        (1500, 960, 1217, False),
+        *((256, 48, 256, True), (256, 48, 257, False), (11, 48, 256, True)),
+        *((1500, 48, 1024, True), (1500, 48, 1025, False), (1500, 960, 1216, True), (1500, 960, 1217, False)),
     ],
 )
 def test_the_tied_weight_is_updated_in_the_backward_of_few_tokens(vocab_size, width, tokens, one):
@@ -173,39 +164,28 @@ def test_the_tied_weight_trains_alike_in_two_blocks_and_in_a_larger_one(vocab_si
 
 # What each takes
 
-CLASSIFIER = {
-    **dict.fromkeys(("matmul_forward", "matmul_backward_input", "matmul_backward_weight"), -1),
-    **dict.fromkeys(("cross_entropy_forward", "cross_entropy_backward"), -1),
-    **dict.fromkeys(("classifier_forward", "classifier_backward"), 1),
-}
+
+def each(n, ops):
+    return dict.fromkeys(ops.split(), n)
+
+
+HEAD = "matmul_forward matmul_backward_input matmul_backward_weight cross_entropy_forward cross_entropy_backward"
+CLASSIFIER = each(-1, HEAD) | each(1, "classifier_forward classifier_backward")
 TAKEN = {
     "llama-tiny": {
-        "gate": {
-            **dict.fromkeys(("silu_forward", "mul_forward", "silu_backward", "mul_backward"), -LAYERS),
-            **dict.fromkeys(("swiglu_forward", "swiglu_backward"), LAYERS),
-        },
+        "gate": each(LAYERS, "swiglu_forward swiglu_backward")
+        | each(-LAYERS, "silu_forward mul_forward silu_backward mul_backward"),
         "residual": {"residual_backward": -2 * LAYERS},
-        "layernorm": {
-            **dict.fromkeys(("residual_forward", "rmsnorm_forward"), -2 * LAYERS),
-            "residual_rmsnorm_forward": 2 * LAYERS,
-        },
+        "layernorm": each(-2 * LAYERS, "residual_forward rmsnorm_forward") | {"residual_rmsnorm_forward": 2 * LAYERS},
         "classifier": CLASSIFIER,
-        "update": {
-            **dict.fromkeys(("matmul_backward_weight", "adamw", "sumsq"), -7 * LAYERS),
-            "matmul_update": 7 * LAYERS,
-        },
+        "update": each(-7 * LAYERS, "matmul_backward_weight adamw sumsq") | {"matmul_update": 7 * LAYERS},
         "recompute": {"rmsnorm_forward": 2 * LAYERS + 1, "silu_forward": LAYERS},
     },
     "gpt2-tiny": {
         "residual": {"residual_backward": -4},
-        "layernorm": {
-            **dict.fromkeys(("residual_forward", "layernorm_forward"), -4),
-            "residual_layernorm_forward": 4,
-        },
-        "gelu": {
-            **dict.fromkeys(("matmul_forward", "gelu_forward", "matmul_backward_input", "gelu_backward"), -2),
-            **dict.fromkeys(("matmul_gelu_forward", "matmul_gelu_backward"), 2),
-        },
+        "layernorm": each(-4, "residual_forward layernorm_forward") | {"residual_layernorm_forward": 4},
+        "gelu": each(-2, "matmul_forward gelu_forward matmul_backward_input gelu_backward")
+        | each(2, "matmul_gelu_forward matmul_gelu_backward"),
         "classifier": CLASSIFIER,
         "update": {"matmul_backward_weight": -8, "sumsq": -16, "adamw": -16, "matmul_update": 8},
         "recompute": {"layernorm_forward": 5, "gelu_forward": 2},
@@ -249,25 +229,23 @@ def test_the_gate_of_a_gemma_is_rewritten_as_that_of_a_llama():
 
 # What a swap keeps
 
+OF_WEIGHT = "matmul_backward_weight"
+
 
 @pytest.mark.parametrize(
     ("swap", "part", "kept"),
     [
         ("adamw@h.0.mlp.*=vanilla", "adamw", {"h.0.mlp.c_fc", "h.0.mlp.c_proj"}),
         ("sumsq@h.1.attn.c_proj=vanilla", "sumsq", {"h.1.attn.c_proj"}),
-        ("matmul_backward_weight@h.0.*=blas", "matmul_backward_weight", {f"h.0.{part}" for part in PARTS}),
-        ("matmul_backward@*.c_fc=blas", "matmul_backward_weight", {"h.0.mlp.c_fc", "h.1.mlp.c_fc"}),
+        *((f"{op}@h.0.*=blas", OF_WEIGHT, {f"h.0.{part}" for part in PARTS}) for op in (OF_WEIGHT, "matmul")),
+        ("matmul_backward@*.c_fc=blas", OF_WEIGHT, {"h.0.mlp.c_fc", "h.1.mlp.c_fc"}),
         ("adamw=vanilla", "adamw", LINEARS),
-        ("matmul@h.0.*=blas", "matmul_backward_weight", {f"h.0.{part}" for part in PARTS}),
-        ("matmul@h.0.*=vanilla", "", set()),
-        ("matmul_update@h.0.*=vanilla", "", set()),
-        ("adamw@wte=vanilla", "", set()),
-        ("gelu=vanilla", "", set()),
+        *((f"{part}=vanilla", "", set()) for part in ("matmul@h.0.*", "matmul_update@h.0.*", "adamw@wte", "gelu")),
     ],
 )
 def test_a_swap_of_a_part_keeps_its_layers_from_being_fused(swap, part, kept):
     built = built_of(("update",), [swap])
-    assert set(layers(built.program, "matmul_backward_weight")) == {"lm_head"} | kept
+    assert set(layers(built.program, OF_WEIGHT)) == {"lm_head"} | kept
     assert set(layers(built.program, "matmul_update")) == LINEARS - kept
     assert len(built.notes) == bool(kept)  # one line a swap, however many layers it keeps
     for note in built.notes:
@@ -331,16 +309,14 @@ def test_a_swap_of_the_residuals_backward_keeps_it():
 def test_names():
     names = ("gate", "residual", "layernorm", "adapter", "gelu", "classifier", "update", "recompute")
     assert parse("all") == tuple(FUSIONS) == names
-    assert parse("none") == ()
     for text, word in (("all,none", "all"), ("none,update", "none"), ("update,all", "all")):
         fails(rf"^fuse '{text}': '{word}' stands alone; leave it or the other", parse, text)
-    assert parse("update") == ("update",)
+    assert parse("update") == Settings(variant="vanilla", fuse="update").rewrites == ("update",)
     fails(r"^fuse 'updat': no such rewrite; did you mean 'update'\?$", built_of, ("residual", "updat"))
-    assert Settings(variant="vanilla").rewrites == ()
+    assert parse("none") == Settings(variant="vanilla").rewrites == ()
     assert Settings(variant="optimized").rewrites == tuple(FUSIONS)
     assert Settings(variant="optimized", clip=1.0).rewrites == tuple(n for n in FUSIONS if n != "update")
     assert Settings(variant="optimized", fuse="none").rewrites == ()
-    assert Settings(variant="vanilla", fuse="update").rewrites == ("update",)
 
 
 def test_clipping_needs_the_norm_before_any_update():
@@ -350,7 +326,7 @@ def test_clipping_needs_the_norm_before_any_update():
 
 # Models that try them
 
-ce, gelu, linear = F.cross_entropy, F.gelu, F.linear
+ce, gelu, linear, reshape = F.cross_entropy, F.gelu, F.linear, F.reshape
 
 
 def model_of(forward, **parts):
@@ -372,8 +348,7 @@ def assert_the_same_by_all_routes(forward, steps=3, inputs=INPUTS, batch=batch, 
     for fuse in SETS:
         assert_alike(train(model_of(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse in exact)
     for fuse in (("residual", "update"), tuple(FUSIONS)):
-        program = build(model_of(forward, **parts), inputs, fuse=fuse).program
-        assert_sound(program)
+        assert_sound(program := build(model_of(forward, **parts), inputs, fuse=fuse).program)
     return program
 
 
@@ -393,16 +368,20 @@ def writer_of_one_before_a_reader_of_the_other(m, x, y):
     return ce((a + b) + gelu(c), y)
 
 
-@pytest.mark.parametrize(
-    "forward", [earlier_writer, writer_of_one_reads_the_other, writer_of_one_before_a_reader_of_the_other]
-)
+WRITERS = [earlier_writer, writer_of_one_reads_the_other, writer_of_one_before_a_reader_of_the_other]
+
+
+@pytest.mark.parametrize("forward", WRITERS)
 def test_a_gradient_that_cannot_be_shared_is_copied(forward):
     program = assert_the_same_by_all_routes(forward)
     assert count(program, "matmul_adapter_forward") == 0
     (kept,) = (c for c in program.calls if c.op.name == "residual_backward")
-    added = [c for c in program.phase("forward") if c.op.name == "residual_forward"]
-    assert kept.inverts is added[0]
+    assert kept.inverts is next(c for c in program.phase("forward") if c.op.name == "residual_forward")
     assert kept.adds == {"dinp1": forward is earlier_writer, "dinp2": False}
+
+
+def bias_twice(m, x, y):
+    return ce(linear(gelu(linear(x, m.a.weight, m.b.bias)), m.b.weight, m.b.bias), y)
 
 
 @pytest.mark.parametrize(
@@ -410,20 +389,12 @@ def test_a_gradient_that_cannot_be_shared_is_copied(forward):
     [
         # a gradient that is only added to last, and that of a sum within a branch, as in an adapter, are shared
         (lambda m, x, y: ce((h := (a := m.a(x)) + m.b(m.norm(a))) + gelu(gelu(h)), y), "residual_backward", []),
-        (
-            lambda m, x, y: ce((h := m.a(x)) + (m.b(inner := m.norm(h)) + gelu(inner)), y),
-            "residual_backward",
-            [],
-        ),
+        (lambda m, x, y: ce((h := m.a(x)) + (m.b(inner := m.norm(h)) + gelu(inner)), y), "residual_backward", []),
         # the given gradient of the loss stays what it is
         (lambda m, x, y: (loss := ce(m.a(x), y)) + gelu(gelu(loss)), "matmul_update", ["a"]),
         # a layer used twice, a bias used elsewhere, a weight that is computed keep theirs
         (lambda m, x, y: ce(m.a(m.b(m.a(x))), y), "matmul_update", ["b"]),
-        (
-            lambda m, x, y: ce(linear(gelu(linear(x, m.a.weight, m.b.bias)), m.b.weight, m.b.bias), y),
-            "matmul_update",
-            [],
-        ),
+        (bias_twice, "matmul_update", []),
         (lambda m, x, y: ce(linear(m.a(x), gelu(m.b.weight), m.b.bias), y), "matmul_update", ["a"]),
     ],
     ids=["added last", "in a branch", "of the loss", "layer twice", "bias twice", "computed weight"],
@@ -441,11 +412,10 @@ def test_which_gradients_are_shared_and_which_are_kept(forward, op, left):
     ids=["weight", "bias"],
 )
 def test_a_weight_that_is_given_is_not_trained(shape, forward):
-    program = assert_the_same_by_all_routes(
-        forward,
-        inputs={**INPUTS, "w": (shape, "float32")},
-        batch=lambda i: {**batch(i), "w": np.random.default_rng(i).random(shape, np.float32)},
-    )
+    def given(i):
+        return {**batch(i), "w": np.random.default_rng(i).random(shape, np.float32)}
+
+    program = assert_the_same_by_all_routes(forward, inputs={**INPUTS, "w": (shape, "float32")}, batch=given)
     assert "a" in layers(program, "matmul_update")
 
 
@@ -455,18 +425,19 @@ def test_a_bias_is_optional():
 
 
 def gelus_gradient_read_later(m, x, y):
-    b = m.b(x)
+    b = m.b(x)  # before a
     return ce(m.c(gelu(m.a(x)) + b), y)
+
+
+def scaled_by_a_sum(m, x, y):
+    return ce(F.layer_norm(m.a(x), F.residual(m.norm.weight, m.norm.bias), m.b.bias), y)
 
 
 @pytest.mark.parametrize(
     ("forward", "kept"),
     [
         (lambda m, x, y: ce(gelu(total := m.a(x) + m.b(x)) + m.norm(total), y), "residual_forward"),
-        (
-            lambda m, x, y: ce(F.layer_norm(m.a(x), F.residual(m.norm.weight, m.norm.bias), m.b.bias), y),
-            "residual_forward",
-        ),
+        (scaled_by_a_sum, "residual_forward"),
         (lambda m, x, y: ce(m.b(gelu(pre := m.a(x))) + pre, y), "residual_forward"),
         (lambda m, x, y: ce(m.b(h := gelu(m.a(x))) + h, y), "gelu_backward"),
         (gelus_gradient_read_later, "gelu_backward"),
@@ -495,15 +466,12 @@ def test_which_heads_the_classifier_takes(forward, alone, after_all):
     program = assert_the_same_by_all_routes(forward)
     assert count(program, "classifier_forward") == after_all
     assert after_all or count(program, "cross_entropy_forward")
-    program = build(model_of(forward), INPUTS, fuse=("classifier",)).program
-    assert count(program, "classifier_backward") == alone
+    assert count(build(model_of(forward), INPUTS, fuse=("classifier",)).program, "classifier_backward") == alone
 
 
 def reshaped(shape):
     """An adapter beside a product, added in another shape."""
-    return lambda m, x, y: ce(
-        F.reshape(F.reshape(m.a(x), shape) + F.reshape(linear(m.b(x), m.c.weight), shape), (8, 6)), y
-    )
+    return lambda m, x, y: ce(reshape(reshape(m.a(x), shape) + reshape(linear(m.b(x), m.c.weight), shape), (8, 6)), y)
 
 
 ADAPTERS = {
@@ -570,8 +538,7 @@ def test_random_models_train_alike(plan, head):
     def forward(self, x, y):
         values = [self.a(x)]
         for kind, i, j in plan:
-            one = values[-1 - i % len(values)]
-            two = values[(-1 - i - j) % len(values)]
+            one, two = values[-1 - i % len(values)], values[(-1 - i - j) % len(values)]
             if kind != "add":
                 values.append(gelu(one) if kind == "gelu" else getattr(self, kind)(one))
             elif one is not two:

@@ -21,12 +21,15 @@ from cpuopt.weights import open_weights, save_weights
 from cpuopt.weights.tensors import TensorFile, from_bf16, to_bf16
 
 SMALL = Config(61, 32, 64, 2, 4, 2, 8, 16, rope_theta=5e5, rms_norm_eps=1e-6)
+LLAMA3 = {"rope_original_positions": 32, "rope_low_freq_factor": 2.0}
+LONGROPE = {"rope_type": "longrope", "rope_original_positions": 16}
+FACTORS = {"rope_short_factor": (1.0, 1.05, 2.5), "rope_long_factor": (1.0, 4.0, 8.1)}
+WINDOW = {"sliding_window": 8, "query_pre_attn_scalar": 8}
+LINEAR = {"rope_type": "linear", "rope_factor": 8.0, "rope_theta": 1e6, "rope_local_base_freq": 2e4}
 CASES = {
     "llama": SMALL,
     "llama-tied": replace(SMALL, tie_word_embeddings=True, attention_bias=True),
-    "llama-3": replace(
-        SMALL, rope_type="llama3", rope_factor=8.0, rope_original_positions=32, rope_low_freq_factor=2.0
-    ),
+    "llama-3": replace(SMALL, rope_type="llama3", rope_factor=8.0, **LLAMA3),
     "llama-linear": replace(SMALL, rope_type="linear", rope_factor=2.5),
     "qwen2": Qwen2(61, 32, 64, 2, 4, 2, 8, 16),
     "qwen3": Qwen3(61, 32, 64, 2, 4, 2, 16, 16, tie_word_embeddings=True),
@@ -34,25 +37,9 @@ CASES = {
     "smollm3": SmolLM3(61, 32, 64, 5, 4, 2, 8, 16),
     "olmo2": Olmo2(61, 32, 64, 2, 4, 2, 8, 16),
     "phi3": Phi3(61, 32, 64, 2, 4, 2, 8, 16, sliding_window=12),
-    "phi3-longrope": Phi3(
-        *(61, 32, 64, 2, 4, 2, 8, 64),
-        partial_rotary_factor=0.75,
-        rope_type="longrope",
-        rope_original_positions=16,
-        rope_short_factor=(1.0, 1.05, 2.5),
-        rope_long_factor=(1.0, 4.0, 8.1),
-    ),
-    "gemma2": Gemma2(61, 32, 64, 2, 4, 2, 8, 16, sliding_window=8, query_pre_attn_scalar=8),
-    "gemma3": Gemma3(
-        *(61, 32, 64, 3, 4, 2, 8, 16),
-        sliding_window=8,
-        query_pre_attn_scalar=8,
-        final_logit_softcapping=3.5,
-        rope_local_base_freq=2e4,
-        rope_theta=1e6,
-        rope_type="linear",
-        rope_factor=8.0,
-    ),
+    "phi3-longrope": Phi3(61, 32, 64, 2, 4, 2, 8, 64, partial_rotary_factor=0.75, **LONGROPE, **FACTORS),
+    "gemma2": Gemma2(61, 32, 64, 2, 4, 2, 8, 16, **WINDOW),
+    "gemma3": Gemma3(61, 32, 64, 3, 4, 2, 8, 16, final_logit_softcapping=3.5, **WINDOW, **LINEAR),
     "gemma3-full": Gemma3(61, 32, 64, 2, 4, 2, 8, 16, sliding_window=None, query_pre_attn_scalar=8),
     "gpt2": gpt2.Config(2, 2, 32, 61, 16),
 }
@@ -85,12 +72,8 @@ def test_a_directory_comes_back_identical(case, dtype, tmp_path):
     save_weights(tmp_path / "hf", config, params.__getitem__, dtype)
     words = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
     assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "m.gguf")]) == 0
-    stored = {
-        t.dtype
-        for name, t in container.Gguf(tmp_path / "m.gguf").tensors.items()
-        if name != "position_embd.weight" and len(t.shape) > 1
-    }
-    assert stored == {words[dtype]}
+    stored = container.Gguf(tmp_path / "m.gguf").tensors.items()
+    assert {t.dtype for n, t in stored if n != "position_embd.weight" and len(t.shape) > 1} == {words[dtype]}
     assert cli.main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "back")]) == 0
     rounded = dtype == "f32" and case.startswith("gemma")  # by the 1 that is added to a norm's weight
     for name in ("config.json", *["model.safetensors"] * (not rounded)):
@@ -130,10 +113,9 @@ def rewritten(path, **changes):
     path.write_bytes(with_metadata(path, **changes))
 
 
+COUNT = "rope__dimension_count"
 CHANGED = [
-    ("phi3", {"phi3__rope__dimension_count": 0}, "rope.dimension_count is 0; expected 1 to 8"),
-    ("phi3", {"phi3__rope__dimension_count": 9}, "rope.dimension_count is 9; expected 1 to 8"),
-    ("phi3", {"phi3__rope__dimension_count": "x"}, "rope.dimension_count is x; expected 1 to 8"),
+    *(("phi3", {f"phi3__{COUNT}": n}, f"rope.dimension_count is {n}; expected 1 to 8") for n in (0, 9, "x")),
     ("phi3", {"phi3__attention__head_count": 0}, "phi3.attention.head_count is 0"),
     ("phi3", {"phi3__embedding_length": "x"}, "phi3.attention.head_count is 4; expected one for some"),
     ("phi3", {"phi3__rope__scaling__attn_factor": 1.25}, "rope.scaling.attn_factor is 1.25, and there is no tensor"),
@@ -158,8 +140,8 @@ def test_metadata_that_others_write(saved):
         ("gemma2", {"gemma2__attn_logit_softcapping": None}, {"attn_logit_softcapping": 50.0}),
         ("phi3", {"phi3__attention__key_length": None, "phi3__attention__value_length": None}, {}),
         ("phi3-longrope", {"phi3__rope__scaling__attn_factor": None}, {"rope_attention_factor": 1.0}),
-        ("llama", {"split__count": 0}, {}),
         ("llama", {"llama__attention__head_count_kv": np.array([2, 2], "<u4")}, {}),
+        ("llama", {"split__count": 0}, {}),
         ("llama", {"llama__rope__dimension_count": None, "llama__vocab_size": None}, {}),
     ):
         path, _, _ = saved(CASES[case])
@@ -231,8 +213,7 @@ def test_what_llama_cpp_computes_otherwise_is_not_written(words, tmp_path):
 
 def test_another_model_and_another_type_are_refused(tmp_path, saved, capsys, monkeypatch):
     path, params, _ = saved(SMALL)
-    convert = ["convert", str(path), str(tmp_path / "new")]
-    said = refused(capsys, *convert, "--dtype", "q8_0")
+    said = refused(capsys, "convert", str(path), str(tmp_path / "new"), "--dtype", "q8_0")
     assert "a Hugging Face directory holds float32, f16, bf16; got q8_0" in said
 
     class Odd(Config):
@@ -256,10 +237,8 @@ def package():
 def test_the_package_reads_what_is_written(package, saved):
     for case, config in CASES.items():
         path, _, _ = saved(config, name=f"{case}.gguf")
-        there = package.GGUFReader(path)
-        ours = container.Gguf(path)
-        for t in there.tensors:
-            assert np.array_equal(t.data, file_of._numbers(ours, t.name))
+        there, ours = package.GGUFReader(path), container.Gguf(path)
+        assert all(np.array_equal(t.data, file_of._numbers(ours, t.name)) for t in there.tensors)
         for key, x in ours.metadata.items():
             got = there.fields[key].contents()
             assert got == x if not isinstance(x, float) else np.float32(got) == np.float32(x)
@@ -322,8 +301,7 @@ def test_a_scale_that_is_no_number_is_refused(package, saved, tmp_path, capsys):
         content[place.start : place.start + 2] = np.float16(scale).tobytes()
         path.write_bytes(content)
         line = refused(capsys, "convert", str(path), str(tmp_path / "hf"))
-        assert "mlp.up_proj.weight holds" in line
-        assert "expected finite numbers" in line
+        assert all(x in line for x in ("mlp.up_proj.weight holds", "expected finite numbers"))
 
 
 def test_a_missing_package_is_named(saved, tmp_path, monkeypatch, capsys, package):

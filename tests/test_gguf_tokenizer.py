@@ -18,8 +18,7 @@ from cpuopt.files import gguf as container
 from cpuopt.models.llama import Config
 from cpuopt.weights import Marks, open_weights, save_weights, vocabulary
 
-MARKS = Marks(1, (2,))
-CONFIG = Config(640, 32, 32, 1, 2, 1, 16, 64, tie_word_embeddings=True)
+MARKS, CONFIG = Marks(1, (2,)), Config(640, 32, 32, 1, 2, 1, 16, 64, tie_word_embeddings=True)
 
 
 KINDS = {
@@ -47,8 +46,7 @@ def test_a_tokenizer_json_goes_into_a_file_and_out_again(kind, tmp_path):
     made = KINDS[kind]()
     made.add_tokens(["hens and eggs"] * ("pieces" not in kind))
     made.save(str(tmp_path / "tokenizer.json"))
-    template = {"chat_template": "{{ messages }}"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(template))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     (tmp_path / "generation_config.json").write_text(json.dumps(MARKS.ids()))
     path = saved(tmp_path, tmp_path / "tokenizer.json")
     found = container.Gguf(path).metadata
@@ -62,8 +60,7 @@ def test_a_tokenizer_json_goes_into_a_file_and_out_again(kind, tmp_path):
     assert same(first, get_tokenizer(str(path)))
     assert cli.main(["convert", str(path), str(tmp_path / "hf")]) == 0
     assert same(first, get_tokenizer(str(tmp_path / "hf" / "tokenizer.json")))
-    about = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
-    assert about["chat_template"] == "{{ messages }}"
+    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
     assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "again.gguf")]) == 0
     assert same(first, get_tokenizer(str(tmp_path / "again.gguf")))
     assert cli.main(["convert", str(path), str(tmp_path / "copy.gguf")]) == 0
@@ -71,10 +68,8 @@ def test_a_tokenizer_json_goes_into_a_file_and_out_again(kind, tmp_path):
 
 
 def test_bytes_are_tokens_of_a_file(tmp_path):
-    config = models.parse("llama-tiny")
-    path = saved(tmp_path, "bytes", Marks(), config)
-    found = container.Gguf(path).metadata
-    alphabet = vocabulary.ALPHABET
+    path = saved(tmp_path, "bytes", Marks(), models.parse("llama-tiny"))
+    found, alphabet = container.Gguf(path).metadata, vocabulary.ALPHABET
     assert found["tokenizer.ggml.tokens"] == [alphabet[i] for i in range(256)]
     assert sorted(alphabet[ord(c)] for c in "az~") == list("az~")
     assert (found["tokenizer.ggml.merges"], found["tokenizer.ggml.eos_token_id"]) == ([], 255)
@@ -131,9 +126,8 @@ def test_what_gguf_cannot_say_is_refused(change, words, tmp_path):
     fails(f"GGUF cannot say {words}", vocabulary._of_json, found)
 
 
-def test_text_is_made_with_the_tokenizer_inside(tmp_path, monkeypatch, capsys):
+def test_text_is_made_with_the_tokenizer_inside(here, tmp_path, capsys):
     """A run starts from a file, and keeps its tokenizer; another file has it after the run."""
-    monkeypatch.chdir(tmp_path)
     config = models.from_json({**models.parse("llama-tiny").to_json(), "vocab_size": 640})
     KINDS["llama-bpe"]().save("tokenizer.json")
     saved(tmp_path, "tokenizer.json", config=config)
@@ -141,8 +135,7 @@ def test_text_is_made_with_the_tokenizer_inside(tmp_path, monkeypatch, capsys):
     Path("text.txt").write_text(SENTENCES[0] * 40)
     quick = ["--variant", "vanilla"]
     words = ["-B", "2", "-T", "16", "--steps", "2", "--data", "text.txt", "--save", "tuned.gguf", *quick]
-    assert cli.main(["train", "--init", "m.gguf", *words]) == 0
-    assert cli.main(["convert", "tuned.gguf", "hf"]) == 0
+    assert cli.main(["train", "--init", "m.gguf", *words]) == cli.main(["convert", "tuned.gguf", "hf"]) == 0
     capsys.readouterr()
     assert open_weights(Path("tuned.gguf")).tokenizer == "tuned.gguf"
     assert same(get_tokenizer("m.gguf"), get_tokenizer("tuned.gguf"))

@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from math import inf, nan
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -35,8 +34,7 @@ from cpuopt.train import settings as run_settings
 from cpuopt.weights import Marks, llama2c, llmc, open_weights, save_weights
 from cpuopt.weights.tensors import TensorFile, file_parts
 
-GOLDEN = Path(__file__).parent / "golden"
-LLAMA = Config(300, 24, 20, 2, 6, 2, 4, 16, tie_word_embeddings=True)
+GOLDEN, LLAMA = Path(__file__).parent / "golden", Config(300, 24, 20, 2, 6, 2, 4, 16, tie_word_embeddings=True)
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +50,6 @@ def _here(here):
 # Formats: a right file of each, and what reads all of it
 
 
-class Format(NamedTuple):
-    """A name, the content of a right file, and a function that reads it and checks what it has read."""
-
-    name: str
-    content: bytes
-    read: object
-
-
 def model(path):
     weights = open_weights(path)
     assert {name: weights.read(name).shape for name in weights.config.shapes()} == weights.config.shapes()
@@ -67,18 +57,15 @@ def model(path):
 
 def tensors(path):
     file = TensorFile(path)
-    for name, t in file.tensors.items():
-        assert file.read(name).shape == t.shape
+    assert all(file.read(name).shape == t.shape for name, t in file.tensors.items())
 
 
 def tokens(path):
-    found = read_tokens(path)
-    assert found.tobytes() == path.read_bytes()[1024:]
+    assert read_tokens(path).tobytes() == path.read_bytes()[1024:]
 
 
 def choices(path):
-    for e in evaluate.read_examples(path, 256):
-        assert max(x.max() for x in (e.context, *e.completions)) < 256
+    assert all(x.max() < 256 for e in evaluate.read_examples(path, 256) for x in (e.context, *e.completions))
 
 
 def tokenizer(path):
@@ -117,7 +104,7 @@ EXAMPLES = [(n % 4, [n, 7, 9, 200, 3], [[1, 2, n], [4], [5, 6, 7, 8, 9, 10, 11],
 
 @cache
 def formats():
-    """Return the formats by name."""
+    """Return by format: a name, the content of a right file, and a function that reads and checks all of it."""
     byte_pairs("gpt-2").save("tokenizer.json")
     sizes = Config(640, 32, 32, 1, 2, 1, 16, 64, tie_word_embeddings=True)
     how = {"tokenizer": "tokenizer.json", "marks": Marks(1, (2,))}
@@ -127,25 +114,24 @@ def formats():
     tiny = Config(8, 4, 6, 1, 2, 1, 2, 4, tie_word_embeddings=True)
     save_weights(Path("tiny.gguf"), tiny, draw(tiny.shapes(), 4).__getitem__)
     return {
-        "llm.c": Format("m.bin", (GOLDEN / "llmc.bin").read_bytes(), model),
-        "llama2.c": Format("m.bin", llamas[0], model),
-        "llama2.c, version 1": Format("m.bin", llamas[1], model),
-        "safetensors": Format("x.safetensors", small, tensors),
-        "GGUF": Format("m.gguf", Path("tiny.gguf").read_bytes(), model),
-        "tokens": Format("x.bin", header(20240520, 1, 3) + struct.pack("<3H", 1, 2, 3), tokens),
-        "choices": Format("x.bin", header(20240522, 1, 6) + stream(EXAMPLES), choices),
-        "tokenizer.bin": Format("tokenizer.bin", tokenizer_bin(300), tokenizer),
-        "tokenizer.json": Format("tokenizer.json", Path("tokenizer.json").read_bytes(), tokenizer),
-        "bpe": Format("tokenizer.model", (GOLDEN / "sentencepiece" / "bpe.model").read_bytes(), tokenizer),
-        "unigram": Format("tokenizer.model", (GOLDEN / "sentencepiece" / "unigram.model").read_bytes(), tokenizer),
-        "tokenizer in GGUF": Format("m.gguf", Path("m.gguf").read_bytes(), tokenizer_of),
+        "llm.c": ("m.bin", (GOLDEN / "llmc.bin").read_bytes(), model),
+        "llama2.c": ("m.bin", llamas[0], model),
+        "llama2.c, version 1": ("m.bin", llamas[1], model),
+        "safetensors": ("x.safetensors", small, tensors),
+        "GGUF": ("m.gguf", Path("tiny.gguf").read_bytes(), model),
+        "tokens": ("x.bin", header(20240520, 1, 3) + struct.pack("<3H", 1, 2, 3), tokens),
+        "choices": ("x.bin", header(20240522, 1, 6) + stream(EXAMPLES), choices),
+        "tokenizer.bin": ("tokenizer.bin", tokenizer_bin(300), tokenizer),
+        "tokenizer.json": ("tokenizer.json", Path("tokenizer.json").read_bytes(), tokenizer),
+        "bpe": ("tokenizer.model", (GOLDEN / "sentencepiece" / "bpe.model").read_bytes(), tokenizer),
+        "unigram": ("tokenizer.model", (GOLDEN / "sentencepiece" / "unigram.model").read_bytes(), tokenizer),
+        "tokenizer in GGUF": ("m.gguf", Path("m.gguf").read_bytes(), tokenizer_of),
     }
 
 
 # What is changed in a right file
 
-HUGE = 2**63
-ENDLESS = "its header goes on for 9223372036854775808 bytes"
+HUGE, ENDLESS = 2**63, "its header goes on for 9223372036854775808 bytes"
 
 
 def put(offset, *values, kind="i"):
@@ -224,113 +210,80 @@ def renamed(old, new):
     return lambda c: c.replace(lengths(len(old)) + old, lengths(len(new)) + new, 1)
 
 
+def each(words, *changes):
+    return [(change, words) for change in changes]
+
+
 KIND, LAYERS, NORM = b"general.type", b"llama.block_count", b"output_norm.weight"
 E1 = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 SIZE, SCORE = "bytes; expected", struct.Struct("<fi").pack
 CASES = {
     "llm.c": [
         (put(0, 20240520), "llm.c's tokens"),
-        (put(0, 7), "magic number, is 7"),
-        (put(4, 1), "version, is 1"),
-        (put(4, 5), "expected 18560"),
-        (put(8, -1), "impossible"),
-        (put(16, 2**20), "cut short"),
-        (put(16, 3), SIZE),
+        *((put(0, 7), "magic number, is 7"), (put(4, 1), "version, is 1"), (put(4, 5), "expected 18560")),
+        *each("impossible", put(8, -1), put(28, 60)),
+        *each("cut short", put(16, 2**20), put(24, 2**20)),
+        *each(SIZE, put(16, 3), lambda c: c[:-1], lambda c: c + b"x"),
         (put(20, 3), "multiple"),
-        (put(24, 2**20), "cut short"),
-        (put(28, 60), "impossible"),
-        (lambda c: c[:-1], SIZE),
-        (lambda c: c + b"x", SIZE),
-        (lambda c: c[:500], "header alone"),
-        (b"", "header alone"),
-        (b"\x80\x04cbuiltins\nprint\n.", "pickle"),
-        (lambda c: b"PK\3\4" + c, "pickle"),
+        *each("header alone", lambda c: c[:500], b""),
+        *each("pickle", b"\x80\x04cbuiltins\nprint\n.", lambda c: b"PK\3\4" + c),
     ],
     "llama2.c": [
         (put(0, 32), "magic number, is 32"),  # 6 heads do not divide it: no sizes of llama2.c
-        (put(0, 48), SIZE),
-        (lambda c: put(0, 2**20)(put(12, 2**10)(c)), "cut short"),
-        (put(8, 4096), "cut short"),
-        (put(20, -300), SIZE),
-        (put(24, 2**20), SIZE),
-        (lambda c: c[:-1], SIZE),
-        (lambda c: c + b"x", SIZE),
-        (lambda c: c[:100], "cut short"),
-        (lambda c: c[:27], "header alone"),
-        (b"", "header alone"),
+        *each(SIZE, put(0, 48), put(20, -300), put(24, 2**20), lambda c: c[:-1], lambda c: c + b"x"),
+        *each("cut short", lambda c: put(0, 2**20)(put(12, 2**10)(c)), put(8, 4096), lambda c: c[:100]),
+        *each("header alone", lambda c: c[:27], b""),
     ],
     "llama2.c, version 1": [
-        (lambda c: c[:200], "expected a header of 256"),
-        (lambda c: c[:-4], SIZE),
+        *((lambda c: c[:200], "expected a header of 256"), (lambda c: c[:-4], SIZE)),
         (put(4, 2), "is 2, int8 numbers; expected 1"),
-        (put(36, 7, kind="B"), "head is shared, is 7"),
-        (put(8, *[0] * 7), "impossible sizes"),
+        *((put(36, 7, kind="B"), "head is shared, is 7"), (put(8, *[0] * 7), "impossible sizes")),
     ],
     "safetensors": [
-        (b"", ""),
-        (b"\1\0\0", ""),
-        (struct.pack("<Q", 100) + b"{}", ""),
-        (struct.pack("<Q", HUGE) + b"{}", ""),
-        (safetensors(b"{'a'}"), ""),
-        (safetensors(b'{"\xff":1}'), ""),
-        (safetensors(b"[" * 100_000), ""),
-        (safetensors(b'{"a":' + b"9" * 10_000 + b"}"), ""),
-        (safetensors(f'{{"a":{E1},"a":{E1}}}'.encode()), ""),
-        (safetensors(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}'), ""),
-        (safetensors(b'{"\\u001b[2J":%s}' % E1.encode()), ""),
-        (safetensors(f'{{"{"a" * 201}":{E1}}}'.encode()), ""),
-        (entry(data_offsets=None), ""),
-        (entry(x=1), ""),
-        (entry(dtype="F33"), ""),
-        (entry(shape=[-2]), ""),
-        (entry(shape=[0, 10**18], data_offsets=[0, 0]), ""),
-        (entry(data_offsets=[8, 0]), ""),
-        (safetensors(f'{{"a":{E1},"b":{E1}}}'.encode()), ""),  # an overlap
-        (entry(shape=[4], data_offsets=[0, 16]), ""),
-        (safetensors(f'{{"__metadata__":{{"a":{{}}}},"a":{E1}}}'.encode()), ""),
+        *each("", b"", b"\1\0\0", struct.pack("<Q", 100) + b"{}", struct.pack("<Q", HUGE) + b"{}"),
+        *each("", safetensors(b"{'a'}"), safetensors(b'{"\xff":1}'), safetensors(b"[" * 100_000)),
+        *each("", safetensors(b'{"a":' + b"9" * 10_000 + b"}"), safetensors(f'{{"a":{E1},"a":{E1}}}'.encode())),
+        *each("", safetensors(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}')),
+        *each("", safetensors(b'{"\\u001b[2J":%s}' % E1.encode()), safetensors(f'{{"{"a" * 201}":{E1}}}'.encode())),
+        *each("", entry(data_offsets=None), entry(x=1), entry(dtype="F33"), entry(shape=[-2])),
+        *each("", entry(shape=[0, 10**18], data_offsets=[0, 0]), entry(data_offsets=[8, 0])),
+        *each("", safetensors(f'{{"a":{E1},"b":{E1}}}'.encode())),  # an overlap
+        *each("", entry(shape=[4], data_offsets=[0, 16])),
+        *each("", safetensors(f'{{"__metadata__":{{"a":{{}}}},"a":{E1}}}'.encode())),
         (struct.pack("<Q", 5 << 20) + bytes(6 << 20), "header of 5242880 bytes; expected 4194304"),
     ],
     "GGUF": [
-        (b"", "its header goes on"),
-        (lambda c: b"GGML" + c[4:], "begins with b'GGML'"),
-        (put(4, 1), "version 1; expected 2 or 3"),
-        (put(4, 3 << 24), "big-endian"),
+        *((b"", "its header goes on"), (lambda c: b"GGML" + c[4:], "begins with b'GGML'")),
+        *((put(4, 1), "version 1; expected 2 or 3"), (put(4, 3 << 24), "big-endian")),
         (put(8, HUGE, kind="Q"), "keys; expected 65536 at most"),
-        (put(16, 60000, kind="Q"), "give a whole GGUF file"),
-        (behind(KIND, -len(KIND) - 8, "Q", HUGE), ENDLESS),
-        (behind(KIND, 4, "Q", HUGE), ENDLESS),
+        *each("give a whole GGUF file", put(16, 60000, kind="Q"), behind(KIND, 0, "IIQ", 9, 8, HUGE)),
+        *each(ENDLESS, behind(KIND, -len(KIND) - 8, "Q", HUGE), behind(KIND, 4, "Q", HUGE)),
+        *each(ENDLESS, behind(KIND, 0, "IIQ", 9, 0, HUGE)),
         (behind(KIND, -2, "2B", 0xFF, 0xFE), "a key is no UTF-8"),
         (behind(KIND, 12, "B", 0xFF), "'general.type' is no UTF-8"),
         (renamed(KIND, b"\x1b[2J"), r"the key '\x1b[2J'"),
         (renamed(KIND, b"llama.block_count"), "'llama.block_count' twice"),
         (behind(LAYERS, 0, "I", 13), "'llama.block_count' has the type 13; known"),
         (behind(LAYERS, 0, "IB", 7, 2), "neither 0 nor 1"),
-        (behind(KIND, 0, "IIQ", 9, 0, HUGE), ENDLESS),
         (behind(KIND, 0, "IIQ", 9, 10, 2**61), f"its header goes on for {2**64} bytes"),
-        (behind(KIND, 0, "IIQ", 9, 8, HUGE), "give a whole GGUF file"),
         (behind(KIND, 0, "IIQ", 9, 9, 2), "an array in an array"),
         (metadata(general__alignment=0), "general.alignment is 0; expected a power of two"),
         (metadata(general__alignment="32"), "alignment is 32"),
-        (metadata(general__alignment=64), "bytes from"),
+        *each("bytes from", metadata(general__alignment=64), behind(NORM, 16, "Q", 4)),
         (renamed(NORM, b"token_embd.weight"), "has the tensor 'token_embd.weight' twice"),
-        (renamed(NORM, b"a" * 64), "has a tensor named"),
-        (renamed(NORM, b"a b"), "has a tensor named 'a b'"),
+        *((renamed(NORM, b"a" * 64), "has a tensor named"), (renamed(NORM, b"a b"), "has a tensor named 'a b'")),
         (behind(NORM, 0, "I", 0), "has 0 dimensions; expected 1 to 4"),
-        (behind(NORM, 4, "Q", 0), "has the shape (0,)"),
-        (behind(NORM, 4, "Q", HUGE), "has the shape"),
+        *((behind(NORM, 4, "Q", 0), "has the shape (0,)"), (behind(NORM, 16, "Q", 0), "overlap")),
+        *each("has the shape", behind(NORM, 4, "Q", HUGE), metadata(llama__embedding_length=8)),
         (behind(NORM, 12, "I", 99), "has numbers of type 99; known: F32, F16"),
         (behind(NORM, 12, "I", 8), "has rows of 4; expected a multiple of 32 for Q8_0"),
-        (behind(NORM, 16, "Q", 1 << 40), "the file has"),
-        (behind(NORM, 16, "Q", 4), "bytes from"),
-        (behind(NORM, 16, "Q", 0), "overlap"),
-        (lambda c: c[:-40], "the file has"),
+        *each("the file has", behind(NORM, 16, "Q", 1 << 40), lambda c: c[:-40]),
         (metadata(general__architecture="rwkv\n7"), r"'rwkv\n7'"),
         (metadata(llama__block_count=np.zeros(0, "<u4")), "llama.block_count is a list"),
         (metadata(llama__attention__head_count=np.array([2, 1], "<u4")), "is a list"),
         (metadata(llama__block_count=0), "num_hidden_layers is 0"),
         (metadata(llama__block_count=2**32 - 1), "block_count is 4294967295; there are 11 tensors"),
         (metadata(llama__block_count=11), "lacks 'blk.1.attn_k.weight'"),
-        (metadata(llama__embedding_length=8), "has the shape"),
         (metadata(llama__attention__head_count=0), "num_attention_heads is 0"),
         (metadata(llama__attention__layer_norm_rms_epsilon=nan), "rms_norm_eps is nan"),
         (metadata(llama__block_count="1"), "is '1'"),
@@ -357,48 +310,29 @@ CASES = {
     "choices": [
         *((word(*at), "") for at in ((0, 1), (1, 13), (1, 10), (1, 65534), (2, 1), (3, 4), (4, 3), (4, 5), (5, 60000))),
         *((word(*at), "") for at in ((5, 0), (6, 256), (11, 0))),
-        (lambda c: c + b"\xff\xff", ""),
-        (lambda c: c[:-2], ""),
-        (lambda c: c[:1030], ""),
-        (lambda c: c[:1024] + b"\1\0", ""),
-        (b"", ""),
-        (b"x" * 100, ""),
-        (put(0, 20240520), ""),
+        *each("", lambda c: c + b"\xff\xff", lambda c: c[:-2], lambda c: c[:1030], lambda c: c[:1024] + b"\1\0"),
+        *each("", b"", b"x" * 100, put(0, 20240520)),
     ],
     "tokenizer.bin": [
-        (b"", "is 0; expected 1 to 65536"),
-        (put(0, 0), "longest piece, is 0"),
-        (put(0, 2), "has 5 bytes; expected 1 to 2"),
-        (lambda c: c[:-1], "bytes; expected 1 to"),
+        *((b"", "is 0; expected 1 to 65536"), (put(0, 0), "longest piece, is 0")),
+        *((put(0, 2), "has 5 bytes; expected 1 to 2"), (lambda c: c[:-1], "bytes; expected 1 to")),
         (lambda c: c + b"x", "is cut short"),
-        (lambda c: c + SCORE(0.0, 2**31 - 1), "has 2147483647 bytes"),
-        (lambda c: c + SCORE(0.0, -5), "has -5 bytes"),
-        (lambda c: c + SCORE(nan, 1) + b"x", "has the score nan"),
-        (lambda c: c + SCORE(inf, 1) + b"x", "has the score inf"),
-        (lambda c: c[:4], "pieces 3 to 258"),
-        (lambda c: c.replace(b"<0x41>", b"<0x42>"), "pieces 3 to 258"),
+        *((lambda c, n=n: c + SCORE(0.0, n), f"has {n} bytes") for n in (2**31 - 1, -5)),
+        *((lambda c, x=x: c + SCORE(x, 1) + b"x", f"has the score {x}") for x in (nan, inf)),
+        *each("pieces 3 to 258", lambda c: c[:4], lambda c: c.replace(b"<0x41>", b"<0x42>")),
     ],
     "tokenizer.json": [
-        (b"", ""),
-        (lambda c: c[:-10], ""),
-        (b"{'a'}", ""),
-        (lambda c: c[:-1] + b',"\xff":1}', ""),
-        (b'{"decoder":' + b"[" * 100_000, ""),
-        (lambda c: b'{"decoder":null,' + c[1:].strip()[:-1] + b',"version":"1.0"}', ""),
-        (b"{}", ""),
-        (table(lambda t: t["decoder"].update(type="WordPiece")), ""),
-        (table(lambda t: t.update(decoder=None)), ""),
-        (table(lambda t: t.update(decoder="\x1b[2J")), ""),
-        (table(lambda t: (t["model"].update(vocab={}, merges=[]), t.update(added_tokens=[]))), ""),
-        (table(lambda t: t["model"]["vocab"].update(zz=2**40)), ""),
-        (table(lambda t: t["model"]["vocab"].update(zz=-1)), ""),
-        (table(lambda t: t["model"]["merges"].append(["\x1b[2J", "q"])), ""),
-        (table(lambda t: t["model"].update(type="Nothing")), ""),
+        *each("", b"", lambda c: c[:-10], b"{'a'}", lambda c: c[:-1] + b',"\xff":1}', b"{}"),
+        *each("", b'{"decoder":' + b"[" * 100_000),
+        *each("", lambda c: b'{"decoder":null,' + c[1:].strip()[:-1] + b',"version":"1.0"}'),
+        *each("", table(lambda t: t["decoder"].update(type="WordPiece")), table(lambda t: t.update(decoder=None))),
+        *each("", table(lambda t: (t["model"].update(vocab={}, merges=[]), t.update(added_tokens=[])))),
+        *each("", table(lambda t: t.update(decoder="\x1b[2J")), table(lambda t: t["model"].update(type="Nothing"))),
+        *each("", *(table(lambda t, n=n: t["model"]["vocab"].update(zz=n)) for n in (2**40, -1))),
+        *each("", table(lambda t: t["model"]["merges"].append(["\x1b[2J", "q"]))),
     ],
     "bpe": [
-        (b"", ""),
-        (b"pieces\n", ""),
-        (b"version https://git-lfs.github.com/spec/v1\n", ""),
+        *each("", b"", b"pieces\n", b"version https://git-lfs.github.com/spec/v1\n"),
         (b"\x08" + b"\xff" * 12, ""),  # a number without an end
         (b"\x08\x01", ""),  # a piece that is a number
         (b"\x0a\x02\x18\x01", ""),  # one without a text
@@ -406,8 +340,7 @@ CASES = {
     ],
     "tokenizer in GGUF": [
         (tokens_of(model="t5"), "a tokenizer of the kind 't5'; expected gpt2 or llama"),
-        (tokens_of(tokens=[]), "tokens is no list of texts"),
-        (tokens_of(tokens=np.zeros(640, np.int32)), "tokens is no list of texts"),
+        *each("tokens is no list of texts", tokens_of(tokens=[]), tokens_of(tokens=np.zeros(640, np.int32))),
         (tokens_of(token_type=np.ones(639, np.int32)), "token_type is no list of 640 numbers"),
         (tokens_of(pre="mine\n"), "cuts text as 'mine\\n', which cpuopt does not; known: gpt-2"),
         (tokens_of(merges=["a"]), "merges is no list of two tokens"),
@@ -442,8 +375,7 @@ def test_a_damaged_file_is_refused_in_one_line_at_once(name, case):
     with taking(16 << 20):
         said = error_of(read, path)
     assert time.monotonic() - began < 5
-    assert words in said
-    assert file in said
+    assert all(x in said for x in (words, file))
     assert len(said) < 600
 
 
@@ -475,17 +407,13 @@ READERS = {
     "model.safetensors": TensorFile,
     "gpt2.bin": llmc.open_model,
     "llama.bin": llama2c.open_model,
-    "tokenizer.json": lambda p: get_tokenizer(str(p)),
-    "tokenizer.bin": lambda p: get_tokenizer(str(p)),
-    "tokenizer.model": lambda p: get_tokenizer(str(p)),
+    **dict.fromkeys(("tokenizer.json", "tokenizer.bin", "tokenizer.model"), lambda p: get_tokenizer(str(p))),
     "tokenizer_copy.json": lambda p: tokenizer_files(str(p)),
     "tokens.bin": read_tokens,
     "choices.bin": lambda p: evaluate.read_examples(p, 256),
-    "settings.toml": run_settings.read,
-    "settings.json": run_settings.read,
+    **dict.fromkeys(("settings.toml", "settings.json"), run_settings.read),
     "mine.py": lambda p: kernels.load_all([p]),
-    checkpoint.MANIFEST: lambda p: checkpoint.newest(Path("run")),
-    checkpoint.STATE: lambda p: checkpoint.newest(Path("run")),
+    **dict.fromkeys((checkpoint.MANIFEST, checkpoint.STATE), lambda p: checkpoint.newest(Path("run"))),
 }
 
 
@@ -509,8 +437,7 @@ def test_what_is_no_file_of_usual_size_is_refused_at_once(name, make):
         path.parent.mkdir(parents=True)
     make(path)
     began = time.monotonic()
-    said = error_of(READERS[name], path)
-    assert name in said or "tokenizer" in name or path.parts[0] == "run"
+    assert name in error_of(READERS[name], path) or "tokenizer" in name or path.parts[0] == "run"
     assert time.monotonic() - began < 5
 
 

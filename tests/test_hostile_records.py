@@ -29,8 +29,7 @@ STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _here(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(machine, "machine_id", lambda: "here")
     monkeypatch.setattr(records, "machine_id", lambda: "here")
@@ -38,8 +37,7 @@ def _here(tmp_path, monkeypatch):
 
 def kinds():
     """A whole record of each kind."""
-    one = comparison()
-    p = {**profile(), "roofs": ROOFS, "doubts": ["busy"], "mfu": 40.0}
+    one, p = comparison(), {**profile(), "roofs": ROOFS, "doubts": ["busy"], "mfu": 40.0}
     p["checked"] = [{"kernel": f"{op.lower().replace(' ', '_')}[mine]", "status": "right"} for op in OPS]
     for r in (*p["ops"], *p["layers"]):
         r |= {"of_roof": 50.0, "roof": "L1", "imbalance": 1.2}
@@ -78,8 +76,7 @@ def shown(monkeypatch, capsys):
         out = io.StringIO()
         for name in ("OUT", "ERR"):
             monkeypatch.setattr(console, name, console.Plain(file=out, width=160, color_system=None))
-        status = cli.main([str(a) for a in argv])
-        text = out.getvalue() + "".join(capsys.readouterr())
+        status, text = cli.main([str(a) for a in argv]), out.getvalue() + "".join(capsys.readouterr())
         assert not STEERS.search(text), repr(text)
         return status, text
 
@@ -92,8 +89,7 @@ def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, sh
     whole = kinds()[kind]
     bad, good = (records.keep(tmp_path / "runs", kind, name, whole) for name in ("bad", "good"))
     file = bad / "record.json"
-    content = json.loads(file.read_text())
-    commands = [("list",), ("show", "bad")]
+    content, commands = json.loads(file.read_text()), [("list",), ("show", "bad")]
     if kind == "profile":
         commands[1:] = [("show", "bad", "--html", "x.html"), ("compare", good.name, "bad")]
     assert [shown("runs", *argv)[0] for argv in commands] == [0] * len(commands)
@@ -115,15 +111,11 @@ def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, sh
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "Expecting value"),
-        ("[" * 100_000, "nested more than"),
-        ('{"a":' * 200 + "1" + "}" * 200, "nested more than"),
+        *(("", "Expecting value"), ("null", "it is null"), ("\xff{}", "codec can't decode")),
+        *(("[" * 100_000, "nested more than"), ('{"a":' * 200 + "1" + "}" * 200, "nested more than")),
         ('{"kind": "ab", "kind": "ab"}', "'kind' comes twice"),
         ('{"kind": "ab", "time": NaN}', "NaN is no number"),
-        ('{"kind": "ab"}', "kind and time are missing"),
-        ('{"kind": "ab", "time": "x"}', "lacks 'op'"),
-        ("\xff{}", "codec can't decode"),
-        ("null", "it is null"),
+        *(('{"kind": "ab"}', "kind and time are missing"), ('{"kind": "ab", "time": "x"}', "lacks 'op'")),
         ('{"time": ' + "9" * 10_000 + "}", "a number has 10,000 digits; expected 640 at most"),
     ],
 )
@@ -133,8 +125,7 @@ def test_what_is_no_record_is_a_line_of_the_list(content, why, shown, tmp_path):
     folder = next(p for p in (tmp_path / "runs").iterdir() if "script" in p.name)
     (folder / "record.json").write_bytes(content.encode("latin-1"))
     status, text = shown("runs", "list")
-    assert status == 0
-    assert text.count("cannot be read") == 1
+    assert (status, text.count("cannot be read")) == (0, 1)
     assert why in " ".join(text.split())
     assert "faster" in text
     assert not any(line.startswith("cpuopt") for line in text.splitlines())
@@ -148,8 +139,7 @@ def test_a_record_that_is_no_file_is_not_waited_for(shown, tmp_path):
     (tmp_path / "runs" / "folder" / "record.json").mkdir()
     (tmp_path / "runs" / "loop" / "record.json").symlink_to("/dev/zero")
     status, text = shown("runs", "list")
-    assert status == 0
-    assert len(re.findall("cannot be read: .*(no file|Is a directory)", text)) == 3
+    assert (status, len(re.findall("cannot be read: .*(no file|Is a directory)", text))) == (0, 3)
 
 
 def test_the_page_of_a_generated_backward_escapes_names(monkeypatch):
@@ -175,8 +165,7 @@ def test_an_error_is_one_line_that_steers_nothing():
 @given(st.text())
 def test_text_without_steering_characters_stays_as_it_is(text):
     kept = plain(text)
-    assert len(kept) == len(text)
-    assert plain(kept) == kept
+    assert (len(kept), plain(kept)) == (len(text), kept)
     assert not STEERS.search(kept)
     assert all(a == b or b == "\ufffd" for a, b in zip(text, kept, strict=True))
     assert plain("a\tb\n é 語 👍🏽 ‍") == "a\tb\n é 語 👍🏽 ‍"

@@ -46,10 +46,8 @@ HOSTILE = "</title></style></script>--><script>window.hit=1</script><img src=//x
 SHOWN = HOSTILE.replace("\0", "�").replace("\udc80", "\\udc80")
 LEVELS = (Level("L1", 32 << 10), Level("memory", None))
 ROOFS = Roofs(1, LEVELS, 5e3, {"L1": {"read": 900.0, "copy": 1000.0}, "memory": {"read": 100.0}}, 1.0)
-LOSSES = {
-    "training loss": [(1, 5.5), (2, 5.0), (3, nan), (4, None), (5, 4.0)],
-    "validation loss": [(0, 5.6), (5, 4.25)],
-}
+TRAINING = [(1, 5.5), (2, 5.0), (3, nan), (4, None), (5, 4.0)]
+LOSSES = {"training loss": TRAINING, "validation loss": [(0, 5.6), (5, 4.25)]}
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "link", "input", "img"}
 
@@ -163,11 +161,9 @@ def violations(page):
 
 
 PLANTED = [
-    ("</main>", "<img src='//x.test'>"),
-    ("</main>", "<a href='https://x.test'>x</a>"),
+    *(("</main>", "<img src='//x.test'>"), ("</main>", "<a href='https://x.test'>x</a>")),
     ("</main>", "<p onclick='x()'></p>"),
-    ("</main>", "<script>window.hit = 1</script>"),
-    ("</style>", "p { background: url(//x.test) }"),
+    *(("</main>", "<script>window.hit = 1</script>"), ("</style>", "p { background: url(//x.test) }")),
     ("</script>", "fetch('//x.test')"),
 ]
 
@@ -262,8 +258,7 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
     columns = op_columns(3) if name == "ops" else layer_columns(3)
     assert {c.field for c in columns} >= rows[0].keys() - {"flops", "bytes", "label"}
     assert {r["imbalance"] for r in rows} == {None}  # measured by the verb alone
-    columns = [c for c in columns if c.field != "imbalance"]
-    table = tree.one("table", id=f"{name}-table")
+    columns, table = [c for c in columns if c.field != "imbalance"], tree.one("table", id=f"{name}-table")
     assert [th.text for th in table.one("thead").all("th")] == [c.name for c in columns]
     got = [list(tr.all("td")) for tr in table.one("tbody").all("tr")]
     assert len(got) == len(rows)
@@ -297,8 +292,7 @@ def test_the_matrix_sums_to_the_step_and_outlines_the_swapped_layer(tree, profil
 
 def scale(svg, axis, log=False):
     """Read a scale back off its ticks: from places to numbers."""
-    ends = {"x": "middle", "y": "end"}
-    ticks = list(svg.all("text", class_="tick", **{"text-anchor": ends[axis]}))
+    ticks = list(svg.all("text", class_="tick", **{"text-anchor": {"x": "middle", "y": "end"}[axis]}))
     points = sorted((float(e.attrs[axis]) - (4 if axis == "y" else 0), float(e.text.replace(",", ""))) for e in ticks)
     (a, low), (b, high) = points[0], points[-1]
     low, high = (log10(low), log10(high)) if log else (low, high)
@@ -313,8 +307,7 @@ def scale(svg, axis, log=False):
 def test_a_bar_for_every_call_of_the_step(tree, profile):
     step = lower_quartile(profile.raw, lambda s: s.end - s.start)
     svg = tree.one("section", id="timeline").one("svg")
-    bars = [r for r in svg.all("rect") if r.attrs["height"] == "13"]
-    at = scale(svg, "x")
+    bars, at = [r for r in svg.all("rect") if r.attrs["height"] == "13"], scale(svg, "x")
     calls = [
         (b.call.layer, b.kernel.name, (start - step.start) / 1e6, (end - step.start) / 1e6)
         for bounds, marks in step.runs
@@ -324,8 +317,7 @@ def test_a_bar_for_every_call_of_the_step(tree, profile):
     tolerance = (step.end - step.start) / 1e6 / 1000
     for bar, (layer, kernel, start, end) in zip(bars, calls, strict=True):
         x, width = float(bar.attrs["x"]), float(bar.attrs["width"])
-        assert bar.text.splitlines()[:2] == [layer, kernel]
-        assert at(x) == pytest.approx(start, abs=tolerance)
+        assert (bar.text.splitlines()[:2], at(x)) == ([layer, kernel], pytest.approx(start, abs=tolerance))
         assert width == 0.5 or at(x + width) == pytest.approx(end, abs=tolerance)
     phases = [r.text.split()[0] for r in svg.all("rect") if r.attrs["height"] == "6"]
     assert phases == ["forward", "backward", "norm", "update"]
@@ -349,7 +341,8 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
     least, most = (sum(low * e <= rate <= high / e for rate in rates) for e in (1.02, 0.98))  # a measured rate may lie
     assert least <= shown <= most  # on the frame
     left_out = f"Layers outside of the picture: {len(rates) - shown} of {len(rates)}."
-    assert (left_out in tree.one("section", id="roofline").text) == (shown < len(rates))
+    said = tree.one("section", id="roofline").text
+    assert (left_out in said) == (shown < len(rates))
     for line in svg.all("line", class_="roof"):
         start, end = ((x(line.attrs[f"x{i}"]), y(line.attrs[f"y{i}"])) for i in (1, 2))
         name = line.text.split()[0]
@@ -359,8 +352,7 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
             assert end == pytest.approx((ROOFS.gflops / ROOFS.bandwidth(name), ROOFS.gflops), rel=0.01)
             assert start[1] / start[0] == pytest.approx(ROOFS.bandwidth(name), rel=0.01)
     assert len(list(svg.all("line", class_="roof"))) == 1 + len(LEVELS)
-    none = [op_ids(r.op, r.kernels) for r in profile.ops if r.kernels and not r.gflops]
-    assert all(op in tree.one("section", id="roofline").text for op in none)
+    assert all(op_ids(r.op, r.kernels) in said for r in profile.ops if r.kernels and not r.gflops)
 
 
 def overlaps(svg):
@@ -420,8 +412,8 @@ def test_without_roofs_the_points_are_drawn_and_without_a_check_that_passed_noth
     assert list(bare.all("circle"))
     assert not list(bare.all("line", class_="roof"))
     assert "not measured" in bare.text
-    bad = replace(profile, checked=[{"kernel": k, "status": "ERROR"} for r in profile.ops for k in r.kernels])
-    tree = read(html.report(bad, engine))
+    checked = [{"kernel": k, "status": "ERROR"} for r in profile.ops for k in r.kernels]
+    tree = read(html.report(replace(profile, checked=checked), engine))
     assert not list(tree.all("section"))
     assert "No figures, because these kernels did not pass" in tree.text
 
@@ -429,16 +421,14 @@ def test_without_roofs_the_points_are_drawn_and_without_a_check_that_passed_noth
 def test_the_arena_map_has_every_pooled_value_where_the_plan_puts_it(tree, engine):
     plan, persistent = engine.plan, ("parameter", "moment", "input")
     svg = list(tree.one("section", id="arena").all("svg"))[1]
-    mb = scale(svg, "y")
-    calls = len(engine.program.calls)
+    mb, calls = scale(svg, "y"), len(engine.program.calls)
 
     def lives(v):
         first, last = (min(max(i, 0), calls - 1) for i in plan.lifetimes[v])
         return f"calls {first} to {last}"
 
     pooled = {(v.name, lives(v)): v for v in plan.offsets if v.group not in persistent and v.nbytes}
-    start = min(plan.offsets[v] for v in pooled.values())
-    drawn = Counter()
+    start, drawn = min(plan.offsets[v] for v in pooled.values()), Counter()
     for r in svg.all("rect", class_="value"):
         key = r.text.partition(" [")[0], r.text.splitlines()[2].partition(":")[0]
         v = pooled[key]
@@ -476,8 +466,7 @@ def test_the_losses_are_drawn_and_a_line_breaks_where_one_is_not_finite(tree):
 def test_train_and_profile_write_reports(here, monkeypatch, capsys):
     monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
     Path("text.txt").write_text(SQUARES)
-    small = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
-    small += ["--steps", "3"]
+    small = ["--model=gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant=vanilla", "--steps", "3"]
     profile, tree = ran(capsys, "profile", *small, "--html", "p.html"), read(Path("p.html").read_text())
     cells = [td.attrs["data-value"] for td in tree.one("table", id="ops-table").all("td", class_="number")]
     assert repr(profile["ops"][0]["ms"]) in cells
@@ -542,8 +531,7 @@ def test_a_browser_shows_it_and_asks_for_nothing(opened, page, scheme):
     assert tab.locator("svg").count() >= 5
     assert all(tab.locator("svg").nth(i).bounding_box()["height"] > 15 for i in range(tab.locator("svg").count()))
     colours = tab.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
-    dark = [sum(map(int, re.findall(r"\d+", c)[:3])) < 384 for c in colours]
-    assert dark == [scheme == "dark", scheme != "dark"]
+    assert [sum(map(int, re.findall(r"\d+", c)[:3])) < 384 for c in colours] == [scheme == "dark", scheme != "dark"]
     tab.click("#theme")
     assert tab.evaluate("document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != colours[0]
@@ -592,8 +580,7 @@ def test_a_desk_scrolls_nothing_sideways_and_a_phone_says_that_wide_pictures_do(
 def test_a_browser_shows_hostile_names_as_text_and_stops_what_is_planted(opened, page, attacked):
     tab = opened.show(html.report(*attacked, LOSSES))
     assert SHOWN in tab.text_content("h1")
-    assert tab.locator("script").count() == 1
-    assert tab.locator("img").count() == 0
+    assert (tab.locator("script").count(), tab.locator("img").count()) == (1, 0)
     assert tab.evaluate("window.hit") is None
     tab.hover("#matrix td[data-tip] >> nth=0")
     assert SHOWN in tab.locator("#tip").text_content()

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from test_html import read, violations
-from verbs import inspector, ran
+from verbs import inspector, printed, ran
 
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
-from cpuopt import cli
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
@@ -74,8 +73,7 @@ def test_the_text_of_numba_itself_is_no_place_of_a_loop():
 
 def test_a_frame_pointer_is_the_stack_and_a_register_like_others_is_not():
     text = TEXT.replace("64(%rsp)", "64(%rbp)")
-    framed = text.replace("movabsq", "movq\t%rsp, %rbp\n\tmovabsq")
-    assert [asm.loops(t)[0].spills for t in (text, framed)] == [0, 2]
+    assert [asm.loops(t)[0].spills for t in (text, text.replace("movabsq", "movq\t%rsp, %rbp\n\tmovabsq"))] == [0, 2]
 
 
 def test_what_is_left_over_by_a_wider_loop_is_no_scalar_loop():
@@ -86,13 +84,9 @@ def test_what_is_left_over_by_a_wider_loop_is_no_scalar_loop():
 def test_instructions_are_counted_by_line():
     found = asm.blocks(TEXT, "/home/me/my.py", 35, 45)
     assert [(b.file, b.line, b.depth, len(b.instructions)) for b in found] == [
-        ("", 0, 0, 2),
-        ("/home/me/mine.py", 30, 1, 1),
-        ("/home/me/mine.py", 31, 2, 5),
-        ("/home/me/mine.py", 33, 2, 2),
+        *(("", 0, 0, 2), *(("/home/me/mine.py", *block) for block in ((30, 1, 1), (31, 2, 5), (33, 2, 2)))),
         ("/home/me/mine.py", 33, 1, 2),  # behind the inner loop
-        ("/home/me/my.py", 40, 1, 5),
-        ("/home/me/my.py", 40, 0, 2),
+        *(("/home/me/my.py", 40, 1, 5), ("/home/me/my.py", 40, 0, 2)),
     ]
     inner, last = found[2].instructions, found[5].instructions
     assert [i.fma for i in inner] == [False, True, False, False, False]
@@ -163,12 +157,12 @@ def once(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch, once):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "cpuopt.lab.inspect.inspect",
-        lambda op, v, files, parallel=0: inspect(op, v, files, parallel) if parallel else once(op, v),
-    )
+def _here(here, monkeypatch, once):
+
+    def known(op, v, files, parallel=0):
+        return inspect(op, v, files, parallel) if parallel else once(op, v)
+
+    monkeypatch.setattr("cpuopt.lab.inspect.inspect", known)
     Path("mine.py").write_text(FILE)
 
 
@@ -197,10 +191,8 @@ def test_equal_loops_share_a_row_with_their_number(once):
     loop = asm.Loop("f", "mine.py:3", 7, 8, 1, calls=["tanhf"])
     others = [replace(loop, instructions=9), replace(loop, remainder=True)]
     found = replace(once("gelu_forward", "good"), innermost=[loop, others[0], replace(loop), *others[1:], loop])
-    table = report.loop_table(found)
-    names, instructions, *_ = ([str(c) for c in column.cells] for column in table.columns)
-    assert names == ["mine.py:3, 3x", "mine.py:3", "mine.py:3, rest"]
-    assert instructions == ["7", "9", "7"]
+    names, instructions, *_ = ([str(c) for c in column.cells] for column in report.loop_table(found).columns)
+    assert (names, instructions) == (["mine.py:3, 3x", "mine.py:3", "mine.py:3, rest"], ["7", "9", "7"])
     assert len(to_json(found)["innermost"]) == 5
 
 
@@ -225,11 +217,10 @@ def test_the_text_is_that_of_the_code_that_runs():
 @x86
 def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys, whole_vectors):
     command = ["inspect", "gelu_forward", "good", "spill", "--kernels", "mine.py", "--html", "page.html"]
-    assert cli.main(command) == 0
+    printed(capsys, *command)
     page = Path("page.html").read_text()
     assert violations(page) == []
-    tree = read(page)
-    sides = list(tree.all(class_="side"))
+    sides = list(read(page).all(class_="side"))
     assert [s.one("h3").text for s in sides] == ["gelu_forward[good]", "gelu_forward[spill]"]
     for side, variant in zip(sides, ("good", "spill"), strict=True):
         found = once("gelu_forward", variant)
@@ -241,8 +232,7 @@ def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys, wh
             expected = [i for b in found.blocks if (b.file, b.line) == (found.file, n) for i in b.instructions]
             shown = [s.text.strip() for s in row.all("span") if s.attrs.get("class") in (None, "good", "bad")]
             assert sorted(shown) == sorted(i.text.replace("\t", " ") for i in expected)
-            fmas = sum(i.fma and i.width > 1 for i in expected)
-            chips = [c.text for c in row.all(class_="chip")]
+            fmas, chips = sum(i.fma and i.width > 1 for i in expected), [c.text for c in row.all(class_="chip")]
             assert (f"{fmas} vector FMA" in chips) == bool(fmas)
             assert [c for c in chips if re.fullmatch(r"[A-Z]\d\d", c)] == [a.rule for a in found.advice if a.line == n]
             assert any("spill" in c for c in chips) == any(i.spill for i in expected)
@@ -250,14 +240,10 @@ def test_a_page_has_lines_beside_their_code_and_the_verb_prints(once, capsys, wh
     good = once("gelu_forward", "good")
     for same, words in machine_code.SAME.items():
         assert words in read(machine_code.machine_code([replace(good, same=same)])).text
-    plain = replace(good, compiled=False, blocks=[])
-    assert "nothing is compiled" in read(machine_code.machine_code([plain])).text
-    capsys.readouterr()
-    assert cli.main([*command[:3], "plain", *command[4:6], "--parallel", "1"]) == 0
-    out = capsys.readouterr().out
+    assert "nothing is compiled" in read(machine_code.machine_code([replace(good, compiled=False, blocks=[])])).text
+    out = printed(capsys, *command[:3], "plain", *command[4:6], "--parallel", "1")
     assert all(text in out for text in ("floats a vector", "a Python function: nothing is compiled", "Parallel"))
-    assert cli.main([*command[:3], *command[4:6], "--asm"]) == 0
-    assert ",@function" in capsys.readouterr().out
+    assert ",@function" in printed(capsys, *command[:3], *command[4:6], "--asm")
     (k,) = ran(capsys, *command[:3], *command[4:6])["kernels"]
     assert k["compiled"]
     assert k["where"].endswith("mine.py:17")

@@ -6,15 +6,19 @@ One of `ROWS` is multiplied as int8, so its losses are near those of float32.
 import json
 import re
 import shutil
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+from small_models import batch, model_of
+from verbs import fails, goes_on, ran, refused
 
-from cpuopt import Choice, cli, models, nn
+from cpuopt import Choice, cli, nn
 from cpuopt.building import build
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
-from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
 from cpuopt.ops.dequantize import BLOCKS, LEAST, LIMITS, ROWS, Quantized, numbers, width_of
 from cpuopt.program.fuse import FUSIONS
@@ -22,10 +26,8 @@ from cpuopt.train import checkpoint
 from cpuopt.train.quantization import BOUND, error_of
 from cpuopt.weights import copy_into, open_weights
 
-RNG = np.random.default_rng(0)
-WIDTH = BLOCKS["int8"][0]
-B, T = 2, 16
-ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
+RNG, WIDTH = np.random.default_rng(0), BLOCKS["int8"][0]
+ADAMW, ADAPTED = {"lr": 1e-2, "weight_decay": 0.1}, ("llama-tiny", "r=2,alpha=4")
 
 # The numbers of a weight
 
@@ -59,11 +61,9 @@ def within_half_a_step(x, base="int8"):
 @pytest.mark.parametrize("base", BLOCKS)
 @pytest.mark.parametrize("case", WEIGHTS)
 def test_a_number_is_at_most_half_a_step_off(case, base):
-    x = WEIGHTS[case]
-    most = np.float32(LIMITS[BLOCKS[base][1]])
+    x, most = WEIGHTS[case], np.float32(LIMITS[BLOCKS[base][1]])
     if not np.abs(x).max() < most:
-        with pytest.raises(UserError, match="expected finite numbers below"):
-            Quantized.made(x, base)
+        fails("expected finite numbers below", Quantized.made, x, base)
         x = np.clip(x, -most * np.float32(0.99), most * np.float32(0.99))
     assert within_half_a_step(x, base)
 
@@ -84,27 +84,15 @@ def test_the_blocks_of_ggml_come_back_as_they_are():
 
 
 def test_a_weight_is_assigned_as_a_whole():
-    with pytest.raises(UserError, match="assigned as a whole"):
-        Quantized.made(NORMAL)[0] = 1.0
+    fails("assigned as a whole", Quantized.made(NORMAL).__setitem__, 0, 1.0)
 
 
 # Steps
 
 
-def model_of(lora="r=2,alpha=4"):
-    config, model = models.load("llama-tiny")
-    nn.add_adapters(model, nn.Lora.parse(lora), config.head)
-    return model, config.specs(B, T)
-
-
-def batch(i):
-    ids = np.random.default_rng(i).integers(0, 256, (B, T + 1))
-    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
-
-
 def engine_of(base, threads=1, **how):
     how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "dtype": "bfloat16"} | how
-    return Engine.from_options(*model_of(), base=base, threads=threads, **how)
+    return Engine.from_options(*model_of(*ADAPTED), base=base, threads=threads, **how)
 
 
 def steps(engine, n=3):
@@ -141,8 +129,7 @@ def test_steps_on_blocks_of_ggml_are_those_on_their_numbers():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_steps_are_those_on_a_base_of_the_same_numbers(wide, dtype, threads):
     losses, adapters = steps(engine_of("int8", threads, dtype=dtype))
-    assert (losses, adapters) == wide(dtype)
-    assert len({*losses}) == 3
+    assert ((losses, adapters), len({*losses})) == (wide(dtype), 3)
     assert losses != steps(engine_of("", dtype=dtype))[0]  # on the weights before they were quantized
 
 
@@ -153,7 +140,7 @@ def test_blocks_that_are_computed_again_and_naive_kernels_read_the_same_numbers(
 
 
 def test_the_memory_is_a_byte_a_number_and_one_weight():
-    plans = {base: build(*model_of(), dtype="bfloat16", base=base) for base in ("", "int8")}
+    plans = {base: build(*model_of(*ADAPTED), dtype="bfloat16", base=base) for base in ("", "int8")}
     small = plans["int8"]
     whole = [p for p in small.program.parameters if p in small.program.scales]
     outside = [p.name for p in small.program.parameters if not p.trained and p not in whole]
@@ -168,10 +155,9 @@ def test_the_memory_is_a_byte_a_number_and_one_weight():
 
 
 def test_what_has_no_frozen_weight_of_a_block_is_refused():
-    config, model = models.load("gpt2-tiny")
-    with pytest.raises(UserError, match="base 'int8': no product inside a block reads a frozen weight"):
-        build(model, config.specs(B, T), base="int8", freeze=["wte.*", "*.bias"])
-    built = build(model, config.specs(B, T), base="int8", freeze=["h.0.mlp.*"])
+    given, said = model_of("gpt2-tiny"), "base 'int8': no product inside a block reads a frozen weight"
+    fails(said, build, *given, base="int8", freeze=["wte.*", "*.bias"])
+    built = build(*given, base="int8", freeze=["h.0.mlp.*"])
     assert {p.name for p in built.program.scales} == {"h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"}
 
 
@@ -188,25 +174,28 @@ def rows():
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_products_in_int8_have_the_same_bits_on_any_threads(rows, threads):
-    assert steps(engine_of(ROWS, threads)) == rows
-    assert steps(engine_of(ROWS, recompute="all")) == rows
+    assert steps(engine_of(ROWS, threads)) == steps(engine_of(ROWS, recompute="all")) == rows
 
 
-def test_products_in_int8_have_the_same_bits_on_any_ranks():
-    """Gradients are rounded by the number of the micro-batch in the run, on whatever rank."""
+def assert_alike_on_any_ranks(make, total, *sizes):
+    """Two steps of so many micro-batches have the same losses and weights on teams of these sizes."""
 
     def work(comm):
-        fuse, n = [name for name in FUSIONS if name != "update"], 2 // comm.size
-        engine = engine_of(ROWS, fuse=fuse, micro_batches=n, comm=comm, progress=lambda *a: None)
-        losses = []
+        fuse, n, losses = [name for name in FUSIONS if name != "update"], total // comm.size, []
+        engine = make(fuse=fuse, micro_batches=n, comm=comm, progress=lambda *a: None)
         for step in range(2):
-            first, *more = [batch(2 * step + comm.rank * n + i) for i in range(n)]
+            first, *more = [batch(total * step + comm.rank * n + i) for i in range(n)]
             losses.append(engine.step(more=more, **first, **ADAMW).loss)
         engine.collect()
         return losses, [engine.array(p).tobytes() for p in engine.program.trained]
 
     (alone,) = Team(1).run(work)
-    assert Team(2).run(work) == [alone, alone]
+    assert all(Team(size).run(work) == [alone] * size for size in sizes)
+
+
+def test_products_in_int8_have_the_same_bits_on_any_ranks():
+    """Gradients are rounded by the number of the micro-batch in the run, on whatever rank."""
+    assert_alike_on_any_ranks(partial(engine_of, ROWS), 2, 2)
 
 
 def test_products_in_int8_have_the_losses_of_float32(rows):
@@ -231,11 +220,10 @@ def test_gradients_are_rounded_by_the_seed_and_the_step():
     ("gpt2-tiny", "h.*.mlp.*weight", "gelu"), ("llama-tiny", "*.mlp.*weight", "swiglu"),
 ])  # fmt: skip
 def test_fused_products_are_taken_apart(name, frozen, activation, dtype):
-    config, model = models.load(name)
-    losses = {}
+    given, losses = model_of(name), {}
     for base in ("", ROWS):
         how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "threads": 1, "freeze": [frozen]}
-        engine = Engine.from_options(model, config.specs(B, T), base=base, dtype=dtype, **how)
+        engine = Engine.from_options(*given, base=base, dtype=dtype, **how)
         ops = {c.op.name for c in engine.program.calls if ".mlp" in c.layer}
         assert (f"matmul_{activation}_forward" in ops) is (f"matmul_{activation}_backward" in ops) is (not base)
         assert {"matmul_int8_forward", "matmul_int8_backward_input", f"{activation}_backward"} <= ops or not base
@@ -248,22 +236,19 @@ def test_fused_products_are_taken_apart(name, frozen, activation, dtype):
 @pytest.mark.parametrize("targets", ["all", "q_proj,v_proj"])
 def test_any_layers_may_have_adapters_that_train(targets, freeze):
     for dtype in ("float32", "bfloat16"):
-        config, model = models.load("llama-tiny")
-        nn.add_adapters(model, nn.Lora.parse(f"r=4,targets={targets}"), config.head)
-        built = build(model, config.specs(B, T), base=ROWS, freeze=freeze, dtype=dtype, fuse=tuple(FUSIONS))
+        given = model_of(lora=f"r=4,targets={targets}")
+        built = build(*given, base=ROWS, freeze=freeze, dtype=dtype, fuse=tuple(FUSIONS))
         assert built.plan().groups["parameter"] > 0
         assert any(c.op.name == "matmul_int8_backward_input" for c in built.program.calls)
 
 
 def test_a_product_in_int8_can_be_swapped():
-    swaps = ("matmul_int8_forward=vanilla",)
-    engine = engine_of(ROWS, choice=Choice("optimized", swaps))
-    used = {k.name for k in engine.kernels}
+    used = {k.name for k in engine_of(ROWS, choice=Choice("optimized", ("matmul_int8_forward=vanilla",))).kernels}
     assert {"matmul_int8_forward[vanilla]", "matmul_int8_backward_input[optimized]"} <= used
 
 
 def test_a_weight_of_rows_is_a_byte_a_number_and_a_scale_a_row():
-    plans = {base: build(*model_of(), dtype="bfloat16", base=base) for base in ("", ROWS)}
+    plans = {base: build(*model_of(*ADAPTED), dtype="bfloat16", base=base) for base in ("", ROWS)}
     scales = plans[ROWS].program.scales
     assert all(s.shape == p.shape[:1] for p, s in scales.items())
     sizes = {base: built.plan().groups["parameter"] for base, built in plans.items()}
@@ -276,9 +261,8 @@ def test_a_weight_of_rows_is_a_byte_a_number_and_a_scale_a_row():
 
 def trained(dtype="int8", threads=1, n=4, name="gpt2-tiny", variant="optimized", **how):
     """An engine that trains all weights, its losses, and the bytes of its weights after some steps."""
-    config, model = models.load(name)
     how = {"choice": Choice(variant), "fuse": tuple(FUSIONS), **how}
-    engine = Engine.from_options(model, config.specs(B, T), dtype=dtype, threads=threads, **how)
+    engine = Engine.from_options(*model_of(name), dtype=dtype, threads=threads, **how)
     losses = [engine.step(**batch(i), **ADAMW).loss for i in range(n)]
     return engine, losses, [x.tobytes() for x in engine.parameters().values()]
 
@@ -316,26 +300,7 @@ def test_training_in_int8_has_the_same_bits(int8, how):
 
 
 def test_training_in_int8_has_the_same_bits_on_any_ranks():
-    def work(comm):
-        fuse, n = [name for name in FUSIONS if name != "update"], 4 // comm.size
-        engine = Engine.from_options(
-            *model_of_gpt2(), dtype="int8", choice=Choice("optimized"), fuse=fuse, micro_batches=n, comm=comm, threads=1
-        )
-        losses = []
-        for step in range(2):
-            first, *more = [batch(4 * step + comm.rank * n + i) for i in range(n)]
-            losses.append(engine.step(more=more, **first, **ADAMW).loss)
-        engine.collect()
-        return losses, [engine.array(p).tobytes() for p in engine.program.trained]
-
-    (alone,) = Team(1).run(work)
-    for size in (2, 4):
-        assert Team(size).run(work) == [alone] * size
-
-
-def model_of_gpt2():
-    config, model = models.load("gpt2-tiny")
-    return model, config.specs(B, T)
+    assert_alike_on_any_ranks(lambda **how: trained(n=0, **how)[0], 4, 2, 4)
 
 
 def test_what_is_written_to_a_weight_is_multiplied(int8):
@@ -347,15 +312,10 @@ def test_what_is_written_to_a_weight_is_multiplied(int8):
     assert other.forward(**batch(0)) == int8[1][0]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"name": "llama-tiny"},
-        {"weights": "bfloat16"},
-        *(pytest.param(how, marks=pytest.mark.slow) for how in ({"variant": "vanilla"}, {"optimizer": "lion"})),
-    ],
-    ids=str,
-)
+RARE = [pytest.param(how, marks=pytest.mark.slow) for how in ({"variant": "vanilla"}, {"optimizer": "lion"})]
+
+
+@pytest.mark.parametrize("how", [{"name": "llama-tiny"}, {"weights": "bfloat16"}, *RARE], ids=str)
 def test_other_models_kernels_optimizers_and_types_train_in_int8(how):
     """Naive kernels compute the attention in float32, so their bits differ."""
     losses, exact = (trained(dtype, n=2, **how)[1] for dtype in ("int8", "bfloat16"))
@@ -392,31 +352,31 @@ def adapter_of(folder):
     return (folder / "adapter_model.safetensors").read_bytes()
 
 
+@contextmanager
+def tensors_of(folder, to):
+    """Copy a model, and change its tensors."""
+    shutil.copytree(folder, to)
+    yield (tensors := load_file(to / "model.safetensors"))
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+
+
 def test_a_run_resumes_to_the_bit_on_the_same_base(made, tmp_path):
     assert adapter_of(made / "whole") == adapter_of(made / "resumed")
     saved = checkpoint.newest(made / "run")
     kinds = {name.rpartition("layers.")[2].partition(".")[2]: x.partition(":")[0] for name, x in saved.frozen.items()}
     assert kinds["mlp.up_proj.weight"] == kinds["self_attn.q_proj.weight"] == "int8"
-    state = saved.path / "state.json"
-    assert json.loads(state.read_text())["settings"]["base"] == "int8"
-    other = shutil.copytree(made / "base", tmp_path / "other")
-    from safetensors.numpy import load_file, save_file
-
-    tensors = load_file(other / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] *= 1.5
-    save_file(tensors, other / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight' is not what it was"):
-        saved.initial(saved.config, {"init": str(other)})("model.layers.0.mlp.up_proj.weight")
+    assert json.loads((saved.path / "state.json").read_text())["settings"]["base"] == "int8"
+    name, other = "model.layers.0.mlp.up_proj.weight", tmp_path / "other"
+    with tensors_of(made / "base", other) as tensors:
+        tensors[name][0, 0] *= 1.5
+    fails(f"'{re.escape(name)}' is not what it was", saved.initial(saved.config, {"init": str(other)}), name)
 
 
-def test_a_run_with_products_in_int8_resumes_to_the_bit(made, tmp_path):
-    start = ["--init", str(made / "base"), *LORA[:-1], ROWS, "--runs", str(tmp_path)]
-    run(made, *start, "--steps", "6", "--run", "whole", "--save", str(tmp_path / "whole"))
-    run(made, *start, "--steps", "3", "--run", "half", "--save-every", "3")
-    (there,) = tmp_path.glob("*-half")
-    run(made, "--resume", str(there), "--steps", "6", "--save", str(tmp_path / "resumed"))
-    assert adapter_of(tmp_path / "whole") == adapter_of(tmp_path / "resumed")
-    assert any(x.startswith(f"{ROWS}:") for x in checkpoint.newest(there).frozen.values())
+def test_a_run_with_products_in_int8_resumes_to_the_bit(made, tmp_path, capsys):
+    start = ["train", "--data", str(made / "text.txt"), "--init", str(made / "base"), *LORA[:-1], ROWS]
+    other, said = ["--base", "int8"], f"the run has base '{ROWS}', not 'int8'"
+    last = goes_on(capsys, tmp_path, *start, refused=other, said=said)
+    assert any(x.startswith(f"{ROWS}:") for x in checkpoint.newest(last.parents[1]).frozen.values())
 
 
 def test_a_run_that_trains_in_int8_resumes_to_the_bit_and_writes_text(tmp_path, capsys):
@@ -430,11 +390,10 @@ def test_a_run_that_trains_in_int8_resumes_to_the_bit_and_writes_text(tmp_path, 
     capsys.readouterr()
     losses, texts = {}, {}
     for dtype in ("float32", "int8"):
-        how = ["--init", str(tmp_path / "whole.bin"), "--threads", "1", "--dtype", dtype, "--json"]
-        assert cli.main(["eval", *how, "--data", str(tmp_path / "text.txt"), "-T", "16", "--limit", "2"]) == 0
-        losses[dtype] = json.loads(capsys.readouterr().out)["loss"]
-        assert cli.main(["generate", *how, "--prompt", "some ", "--max-tokens", "4", "--temperature", "0"]) == 0
-        texts[dtype] = json.loads(capsys.readouterr().out)["ids"]
+        how = ["--init", str(tmp_path / "whole.bin"), "--threads", "1", "--dtype", dtype]
+        measured = ran(capsys, "eval", *how, "--data", str(tmp_path / "text.txt"), "-T", "16", "--limit", "2")
+        said = ran(capsys, "generate", *how, "--prompt", "some ", "--max-tokens", "4", "--temperature", "0")
+        losses[dtype], texts[dtype] = measured["loss"], said["ids"]
     assert losses["int8"] != losses["float32"]
     np.testing.assert_allclose(losses["int8"], losses["float32"], atol=SLACK)
     assert texts["int8"] == texts["float32"]
@@ -444,10 +403,9 @@ def test_a_run_that_trains_in_int8_resumes_to_the_bit_and_writes_text(tmp_path, 
 def test_text_and_losses_come_from_an_int8_base(base, made, capsys):
     """By blocks of 64 tokens and one at a time, behind a cache; their logits are those of an evaluation."""
     capsys.readouterr()
-    init, losses = ["--init", str(made / "base"), "--threads", "1", "--json"], {}
+    measure, losses = ["eval", "--init", str(made / "base"), "--threads", "1", "-T", "32", "--limit", "2"], {}
     for chosen in ([], ["--base", base]):
-        assert cli.main(["eval", *init, *chosen, "--data", str(made / "text.txt"), "-T", "32", "--limit", "2"]) == 0
-        losses[bool(chosen)] = json.loads(capsys.readouterr().out)["loss"]
+        losses[bool(chosen)] = ran(capsys, *measure, *chosen, "--data", str(made / "text.txt"))["loss"]
     assert losses[True] != losses[False]
     np.testing.assert_allclose(losses[True], losses[False], atol=SLACK)
     weights, prompt, logits = open_weights(made / "base"), list(b"some text to learn from " * 3)[:60], {}
@@ -455,8 +413,7 @@ def test_text_and_losses_come_from_an_int8_base(base, made, capsys):
         decoder = Decoder(weights.config, context=64, base=chosen, threads=1, check=False)
         copy_into(decoder.parameters(), weights)
         logits[chosen] = [decoder.read(part) for part in (prompt[:40], prompt[40:47], *([p] for p in prompt[47:]))]
-    close = np.abs(np.array(logits[base]) - logits[""]).max()
-    assert 0 < close < 0.05 * np.abs(logits[""]).max()
+    assert 0 < np.abs(np.array(logits[base]) - logits[""]).max() < 0.05 * np.abs(logits[""]).max()
 
 
 def test_the_head_of_a_decoder_multiplies_an_int8_copy_that_follows_its_weight(made):
@@ -471,20 +428,7 @@ def test_the_head_of_a_decoder_multiplies_an_int8_copy_that_follows_its_weight(m
         found.append(decoder.read(list(b"some text")).copy())
     assert not np.array_equal(found[0], found[1])
     assert np.array_equal(found[1], found[2])
-    ops = {b.call.op.name for b in used._head}
-    assert ops == {"matmul_int8_forward"}
-
-
-def outlier(folder, to, factor):
-    """Scale an element of what the first attention reads up, and down in the weights that read it."""
-    from safetensors.numpy import load_file, save_file
-
-    shutil.copytree(folder, to)
-    tensors = load_file(to / "model.safetensors")
-    tensors["model.layers.0.input_layernorm.weight"][0] *= factor
-    for name in "qkv":
-        tensors[f"model.layers.0.self_attn.{name}_proj.weight"][:, 0] /= factor
-    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    assert {b.call.op.name for b in used._head} == {"matmul_int8_forward"}
 
 
 INT8 = "matmul_int8_forward"
@@ -494,7 +438,10 @@ COARSE = "model.layers.0.self_attn.q_proj"
 
 def test_layers_in_which_int8_is_too_coarse_are_computed_in_bf16(made, tmp_path, capsys):
     """Chosen on the first batch, kept by a run that is resumed; the flag chooses otherwise."""
-    outlier(made / "base", tmp_path / "outlier", 1e4)
+    with tensors_of(made / "base", tmp_path / "outlier") as tensors:
+        tensors["model.layers.0.input_layernorm.weight"][0] *= 1e4  # what the first attention reads, at one place
+        for name in "qkv":
+            tensors[f"model.layers.0.self_attn.{name}_proj.weight"][:, 0] /= 1e4
     (tmp_path / "text.txt").write_text("some text to learn from " * 400)
     start = ["--init", str(tmp_path / "outlier"), *FLAGS, "--dtype", "int8"]
     run(tmp_path, *start, "--steps", "4", "--run", "whole", "--save", str(tmp_path / "whole"))
@@ -508,8 +455,7 @@ def test_layers_in_which_int8_is_too_coarse_are_computed_in_bf16(made, tmp_path,
     assert whole == resumed
     for flags, wide in ([], True), (["--bf16-layers", "none"], False), (["--bf16-layers", "*.1.*.up_proj"], False):
         capsys.readouterr()
-        assert cli.main(["profile", *start[:6], "--dtype", "int8", *flags, "--steps", "1", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = ran(capsys, "profile", *start[:6], "--dtype", "int8", *flags, "--steps", "1")
         ops = {row["layer"]: row["op"] for row in found["layers"] if row["op"] in ("matmul_forward", INT8)}
         assert ops[COARSE] == ("matmul_forward" if wide else INT8)
         assert (ops["model.layers.1.mlp.up_proj"] == INT8) == (flags[1:] != ["*.1.*.up_proj"])
@@ -541,39 +487,27 @@ def test_the_error_of_a_product_is_that_of_its_outputs():
     ],
 )
 def test_layers_of_bf16_that_are_none_are_refused(flags, wrong, capsys):
-    assert cli.main(["profile", "--model", "gpt2-tiny", *flags]) == 2
-    assert re.search(wrong, capsys.readouterr().err)
+    assert re.search(wrong, refused(capsys, "profile", "--model", "gpt2-tiny", *flags))
 
 
 def test_the_adapter_is_merged_into_the_weights_as_they_are_in_the_file(made, tmp_path, capsys):
     assert cli.main(["convert", str(made / "run"), str(tmp_path / "merged"), "--merge"]) == 0
     merged, base = open_weights(tmp_path / "merged").read, open_weights(made / "base").read
-    adapter = checkpoint.newest(made / "run").adapter
-    name = "model.layers.1.mlp.down_proj.weight"
+    adapter, name = checkpoint.newest(made / "run").adapter, "model.layers.1.mlp.down_proj.weight"
     a, b = (adapter.read(n) for n in nn.adapter_of(name.removesuffix(".weight")))
     np.testing.assert_allclose(merged(name), base(name) + 2 * (b @ a), atol=1e-6)
     assert np.array_equal(merged("model.norm.weight"), base("model.norm.weight"))
     capsys.readouterr()
-    texts = []
-    for source in (["base", "--adapter", str(made / "whole")], ["run"]):
-        where = ["--init", str(made / source[0]), *source[1:]]
-        assert cli.main(["generate", *where, "--prompt", "some ", "--seed", "3", "--max-tokens", "8", "--json"]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["ids"])
-    assert texts[0] == texts[1]
+    say = ["generate", "--prompt", "some ", "--seed", "3", "--max-tokens", "8", "--init"]
+    beside = ran(capsys, *say, str(made / "base"), "--adapter", str(made / "whole"))["ids"]
+    assert beside == ran(capsys, *say, str(made / "run"))["ids"]
 
 
 def test_a_weight_that_is_not_finite_is_named(made, tmp_path, capsys):
-    from safetensors.numpy import load_file, save_file
-
     for n, wrong in enumerate((np.nan, np.inf, 3e38)):
-        other = shutil.copytree(made / "base", tmp_path / str(n))
-        tensors = load_file(other / "model.safetensors")
-        tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = wrong
-        save_file(tensors, other / "model.safetensors", {"format": "pt"})
-        assert cli.main(["train", "--init", str(other), *LORA, "--runs", str(tmp_path / "runs")]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
-        assert (
-            f"model.layers.0.mlp.up_proj.weight holds {np.float32(wrong)} at (3, 5); expected finite numbers" in error
-        )
+        with tensors_of(made / "base", other := tmp_path / str(n)) as tensors:
+            tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = wrong
+        line = refused(capsys, "train", "--init", str(other), *LORA, "--runs", str(tmp_path / "runs"))
+        said = f"mlp.up_proj.weight holds {np.float32(wrong)} at (3, 5); expected finite numbers"
+        assert f"model.layers.0.{said}" in line
     assert not (tmp_path / "runs").exists()

@@ -21,7 +21,7 @@ from listening import Listener, raising
 from numba import types
 from small_models import batch
 from small_runs import FLAGS, command, only, prepare, run, steps_of, wait_for_steps
-from verbs import SQUARES, fails, spy
+from verbs import SQUARES, fails, process, spy
 
 import cpuopt
 from cpuopt import Choice, cli, files
@@ -40,8 +40,7 @@ pytestmark = pytest.mark.usefixtures("small_text")
 
 ROOT = Path(cpuopt.__file__).parents[1]
 TINY, B, T = PRESETS["gpt2-tiny"], 2, 16
-TWO_PASS = tuple(n for n in FUSIONS if n != "update")
-STEPS = 3
+TWO_PASS, STEPS = tuple(n for n in FUSIONS if n != "update"), 3
 
 
 def engine_of(fuse, make=Engine.from_options, **how):
@@ -131,8 +130,7 @@ def test_signals_wait_for_the_end_of_a_block_and_none_is_lost():
         raise SystemExit(number)
 
     handlers = {signal.SIGTERM: leave, signal.SIGUSR1: lambda number, frame: seen.append(number)}
-    before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
-    done = False
+    before, done = {s: signal.signal(s, handler) for s, handler in handlers.items()}, False
     try:
         try:
             with deferred():
@@ -148,8 +146,7 @@ def test_signals_wait_for_the_end_of_a_block_and_none_is_lost():
     finally:
         found = {s: signal.signal(s, handler) for s, handler in before.items()}
     assert done
-    assert sorted(seen) == sorted([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-    assert found == handlers
+    assert (sorted(seen), found) == (sorted([signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]), handlers)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
@@ -185,10 +182,8 @@ def test_a_second_thread_is_refused(made, call):
     first.start()
     assert inside.wait(60)
     try:
-        with pytest.raises(
-            UserError, match="^" + call + r": this engine is in a call already, .* serialize the calls$"
-        ):
-            getattr(engine, call)(*(["forward"] if call == "run" else []), **({} if call == "run" else batch(1)))
+        said = rf"^{call}: this engine is in a call already, .* serialize the calls$"
+        fails(said, getattr(engine, call), *["forward"] * (call == "run"), **({} if call == "run" else batch(1)))
     finally:
         go.set()
         first.join()
@@ -211,8 +206,7 @@ def test_a_call_from_within_a_step_is_refused():
 def test_a_profile_puts_back_all_that_its_steps_changed(monkeypatch):
     engine = engine_of("auto", Engine)
     engine.step(**batch(0), lr=1e-2)
-    changed = bits(engine)
-    right = np.copyto
+    changed, right = bits(engine), np.copyto
 
     def copyto(to, what, **how):
         right(to, what, **how)
@@ -282,9 +276,7 @@ sys.meta_path.insert(0, Finder)
 @pytest.mark.parametrize("module", ["cpuopt.signals", "cpuopt.cli.profile", "numba"])
 def test_a_ctrl_c_while_the_command_is_imported(module, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("MODULE", module))
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    words = [sys.executable, "-m", "cpuopt", "profile", "--model", "gpt2-tiny"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    done = process("profile", "--model", "gpt2-tiny", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cpuopt: interrupted\n")
 
 
@@ -312,8 +304,7 @@ def test_a_flood_of_signals_ends_the_run_after_its_step_with_a_checkpoint():
 def test_what_was_ignored_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
     result, _, _ = run(Listener(1, raising(signal.SIGHUP)))
-    assert (result.stopped_by, result.summary["steps"]) == (0, 3)
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert (result.stopped_by, result.summary["steps"], signal.getsignal(signal.SIGHUP)) == (0, 3, signal.SIG_IGN)
 
 
 def at_sync(monkeypatch, name, *numbers):
@@ -343,8 +334,7 @@ def test_a_second_ctrl_c_in_a_save_leaves_the_checkpoint_before_it(monkeypatch):
     at_sync(monkeypatch, "step-00000004", signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run(steps=5, save_every=2)
-    assert checkpoint.newest(only()).state["step"] == 2
-    assert os.listdir(only() / "checkpoints") == ["step-00000002"]
+    assert (checkpoint.newest(only()).state["step"], os.listdir(only() / "checkpoints")) == (2, ["step-00000002"])
 
 
 @pytest.mark.parametrize("more", [{"val_every": 2}, {"sample_every": 2, "sample_tokens": 3}])

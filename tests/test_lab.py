@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,7 +15,7 @@ import psutil
 import pytest
 from bad import HEAD, text
 from rich.console import Console
-from verbs import fails, printed, ran, refused
+from verbs import fails, printed, ran, refused, wait
 
 import cpuopt.kernels
 from cpuopt import cli, models, ops
@@ -51,8 +50,7 @@ def test_a_starter_registers_its_kernel_and_says_what_is_declared(op, tmp_path):
     text = starter(ops.ALL[op], "mine")
     Path("new.py").write_text(text)
     cpuopt.kernels.load_all(["new.py"])
-    kernel = registry.KERNELS[op, "mine"]
-    assert kernel.where.startswith(str(tmp_path / "new.py"))
+    assert registry.KERNELS[op, "mine"].where.startswith(str(tmp_path / "new.py"))
     assert all(f"#   {a.name}" in text for a in ops.ALL[op].args)
     check_commands(text, op)
     names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
@@ -85,8 +83,7 @@ def check_commands(text, op):
     elif model:
         assert op in ab.ops_of(asked.get("--model", "gpt2-tiny"))
     else:
-        assert asked["--model"] == "FILE.py:NAME"
-        assert lab[2] == "--sizes"
+        assert (asked["--model"], lab[2]) == ("FILE.py:NAME", "--sizes")
 
 
 @pytest.mark.parametrize("op", ["gelu_forward", "layernorm_backward", "sgd"])
@@ -112,12 +109,11 @@ def test_new_kernel_writes_a_file_once(capsys):
     before = Path("gelu_forward.py").read_text()
     assert "is there already" in refused(capsys, "new-kernel", "gelu_forward", "--variant", "other")
     assert Path("gelu_forward.py").read_text() == before
-    assert cli.main(["new-kernel", "gelu_forward", "--variant", "vanilla", "--out", "x.py"]) == 2
-    assert cli.main(["new-kernel", "gelu_forward", "--out", "none/x.py"]) == 2
-    assert "--out none/x.py: cannot be written (No such directory); name a file in a folder" in capsys.readouterr().err
-    assert not Path("none").exists()
+    refused(capsys, "new-kernel", "gelu_forward", "--variant", "vanilla", "--out", "x.py")
+    said = "--out none/x.py: cannot be written (No such directory); name a file in a folder"
+    assert said in refused(capsys, "new-kernel", "gelu_forward", "--out", "none/x.py")
     assert "did you mean 'gelu_forward'?" in refused(capsys, "new-kernel", "gleu_forward")
-    assert not Path("x.py").exists()
+    assert not Path("none").exists() | Path("x.py").exists()
 
 
 # A round --------------------------------------------------------------------------------------------------------------
@@ -149,30 +145,25 @@ def test_a_right_kernel_goes_through_all_stages():
     assert row.said["check"].startswith("right, ")
     assert row.found["alone"]["verdict"] in ("faster", "slower", "no difference shown", "inconclusive")
     b = row.found["alone"]["b_ms"] * 1e6
-    assert row.found["roof"] == pytest.approx(
-        {"of_roof": 100 * 4 * 3 * 4 * 2048 / 10.0 / b, "against": row.found["roof"]["against"], "roof": "memory"}
-    )
+    roof = {"of_roof": 100 * 4 * 3 * 4 * 2048 / 10.0 / b, "against": row.found["roof"]["against"], "roof": "memory"}
+    assert row.found["roof"] == pytest.approx(roof)
     assert row.found["step"]["losses"]["A"] == row.found["step"]["losses"]["B"]
     assert row.said["machine code"] == "a Python function"
 
 
 def test_an_op_that_the_model_does_not_call_is_compared_at_usual_sizes():
-    file = Path("mine.py")
-    file.write_text(HEAD + text("silu_forward", "out[:] = inp / (1 + np.exp(-inp))"))
-    plan = rounds.RoundPlan(file, "gpt2-tiny", 1, 2, 1, rounds=6, against="vanilla")
+    Path("mine.py").write_text(HEAD + text("silu_forward", "out[:] = inp / (1 + np.exp(-inp))"))
+    plan = rounds.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 2, 1, rounds=6, against="vanilla")
     (row,) = rounds.work(plan, ROOFS, report.Screen(plan, live=False, quiet=True))
     assert (row.bad, list(row.said)) == ("", list(rounds.STAGES))
     assert re.search(r"; at N=\d+, because gpt2-tiny does not call it$", row.said["alone"])
     assert row.said["step"] == "none: gpt2-tiny does not call it"
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("out[:] = inp1", "out["),
-        ("os.abort()", "was ended by SIGABRT during 'check'"),
-    ],
-)
+FAILS = [("out[:] = inp1", "out["), ("os.abort()", "was ended by SIGABRT during 'check'")]
+
+
+@pytest.mark.parametrize(("body", "said"), FAILS)
 def test_a_kernel_that_fails_its_check_is_not_timed(body, said):
     (row,) = one_round(body)
     assert (row.bad, list(row.said)) == ("check", ["check"])
@@ -190,8 +181,7 @@ def test_a_round_that_ended_is_kept_and_one_that_a_save_ended_is_not():
     done.found["inspect"] = {"summary": {"loops": 1}, "blocks": ["a" * 10_000]}
     assert verb.keep(Path("runs"), plan, [done])
     (entry,) = records.entries(Path("runs"))
-    assert entry.trouble == ""
-    assert entry.content["kernels"][0]["inspect"] == {"loops": 1}
+    assert (entry.trouble, entry.content["kernels"][0]["inspect"]) == ("", {"loops": 1})
 
 
 def test_a_file_that_cannot_be_loaded_is_said():
@@ -276,13 +266,6 @@ def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
     assert listed == ["10:01:00", *(f"10:03:0{i}" for i in range(4, 9))]
     screen.saves, screen.since = {"gelu_forward[mine]": {"10:00:00": (0.5, "slower")}}, "10:00:00"
     assert screen.earlier("gelu_forward[mine]") == []  # the only save is the one on the screen
-
-
-def wait(until, seconds=600):
-    deadline = time.monotonic() + seconds
-    while not until() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert until()
 
 
 class Heard(report.Screen):
@@ -377,11 +360,8 @@ def test_a_child_that_is_ended_starts_no_more():
 def test_a_signal_ends_the_screen_and_every_process(number):
     write("while True: open('runs_here', 'w').close()")
     arguments = ["lab", "mine.py", "--model", "gpt2-tiny", "--threads", "1"]
-    Path("tests_roofs.py").write_text(
-        "import cpuopt.measure.rates as m\n"
-        "from cpuopt.measure.roofline import Level, Roofs\n"
-        f"m.roofs = lambda n, say: {ROOFS!r}\n"
-    )
+    code = "import cpuopt.measure.rates as m\nfrom cpuopt.measure.roofline import Level, Roofs\n"
+    Path("tests_roofs.py").write_text(f"{code}m.roofs = lambda n, say: {ROOFS!r}\n")
     command = f"import tests_roofs; from cpuopt.cli import main; raise SystemExit(main({arguments!r}))"
     lab = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait(lambda: Path("runs_here").exists())

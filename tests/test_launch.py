@@ -11,11 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from verbs import fails
+from verbs import ended, fails, wait
 
 from cpuopt.cli import ranks
 from cpuopt.comm import Comm
@@ -26,6 +25,7 @@ from cpuopt.comm.watchdog import Watchdog
 from cpuopt.errors import UserError
 
 ROOT = Path(__file__).parents[1]
+MPIEXEC_IN_SRUN = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"}
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,8 @@ ROOT = Path(__file__).parents[1]
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, Promise("mpiexec of Open MPI", 2, 0)),
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "7"}, Promise("srun", 8, 7)),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # a batch script, outside of any step
-        (
-            {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"},  # mpiexec in srun
-            Promise("mpiexec of MPICH", 2, 1),
-        ),
-        ({"PMI_SIZE": "many", "PMI_RANK": "0"}, None),
-        ({}, None),
+        (MPIEXEC_IN_SRUN, Promise("mpiexec of MPICH", 2, 1)),
+        *(({"PMI_SIZE": "many", "PMI_RANK": "0"}, None), ({}, None)),
     ],
 )
 def test_a_launcher_is_known_by_its_environment(environment, promise):
@@ -151,8 +147,7 @@ def command(program, size=2):
 
 
 def launched(program, size=2):
-    said = []
-    start = time.monotonic()
+    said, start = [], time.monotonic()
     job = Launch(command(program, size), size, said.append)
     job.status = job.run()
     return job, said, time.monotonic() - start
@@ -164,9 +159,10 @@ def test_ranks_print_where_the_launcher_prints_and_the_status_is_that_of_the_fir
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "rank 0", "rank 1"]
 
 
-@pytest.mark.parametrize(
-    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "import ctypes; ctypes.string_at(0)"]
-)
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("end", [KILL, "os._exit(0)", "import ctypes; ctypes.string_at(0)"])
 def test_a_rank_that_ends_without_a_word_ends_all(end):
     ended, said, took = launched(f"if rank == 1: {end}\ntime.sleep(60)")
     assert (ended.status, ended.died, len(said)) == (1, True, 1)
@@ -175,10 +171,8 @@ def test_a_rank_that_ends_without_a_word_ends_all(end):
 
 
 def test_a_launcher_that_starts_nothing_is_quoted():
-    said = []
-    broken = [sys.executable, "-c", "print('-----'); print('no slots'); raise SystemExit(5)"]
-    assert Launch(broken, 2, said.append).run() == 1
-    assert said == ["mpiexec ended with status 5: no slots"]
+    said, broken = [], [sys.executable, "-c", "print('-----'); print('no slots'); raise SystemExit(5)"]
+    assert (Launch(broken, 2, said.append).run(), said) == (1, ["mpiexec ended with status 5: no slots"])
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -192,21 +186,12 @@ link.tell(status=128 + signal.{name})
 """
 
     def send():
-        while len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.01)
+        wait(lambda: len(list(tmp_path.iterdir())) == 2)
         os.kill(os.getpid(), getattr(signal, name))
 
     threading.Thread(target=send).start()
     ended, said, _ = launched(program)
     assert (ended.status, said) == (128 + getattr(signal, name), [])
-
-
-def ended(process):
-    """Whether `process` has ended; a zombie has, and who reaps it is not ours to say."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
@@ -216,16 +201,10 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
     (temporary := tmp_path.parent / "tmp").mkdir()
     environment = os.environ | {"TMPDIR": str(temporary)}
     with subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT, env=environment) as process:
-        end = time.monotonic() + 60
-        while len(pids := [int(p.name) for p in tmp_path.iterdir()]) < 2 and time.monotonic() < end:
-            time.sleep(0.02)
-        ranks = [psutil.Process(pid) for pid in pids]
+        wait(lambda: len(list(tmp_path.iterdir())) == 2)
+        ranks = [int(p.name) for p in tmp_path.iterdir()]
         process.kill()
-    assert len(ranks) == 2
-    end = time.monotonic() + 60
-    while not all(map(ended, ranks)) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert all(map(ended, ranks))
+    wait(lambda: all(map(ended, ranks)))
     assert list(temporary.iterdir()) == []
 
 
@@ -264,8 +243,7 @@ def test_each_mpiexec_gets_its_own_flags(versions, taken, more, tmp_path, monkey
     fails(r"no mpiexec; install it with: pip install 'cpuopt\[mpi\]'", mpiexec, 3, [])
 
 
-def test_the_libraries_of_ranks_are_told_to_take_the_loopback_interface(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_libraries_of_ranks_are_told_to_take_the_loopback_interface(here, monkeypatch):
     monkeypatch.setenv("FI_TCP_IFACE", "eth7")
     show = "import os; print(os.environ['UCX_NET_DEVICES'], os.environ['FI_TCP_IFACE'], file=open('shown', 'w'))"
     Launch([sys.executable, "-c", show], 1, lambda text: None).run()
@@ -313,8 +291,7 @@ def test_the_watchdog_waits_for_twenty_medians():
                 now[0] += seconds
             assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(1802, abs=60)
             limits.append(dog.limit_s)
-    assert limits == [1800, 60, 60, 100]
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert (limits, signal.getitimer(signal.ITIMER_REAL)) == ([1800, 60, 60, 100], (0.0, 0.0))
 
 
 DIES = """

@@ -106,11 +106,7 @@ RULES = {
         within("kernels/compile/cache.py"),
         ("record.py", "import pickle"),
     ),
-    "no text is run as code": (
-        r"eval|exec|builtins(\..*)?|(yaml|runpy)(\..*)?",
-        within(),
-        ("record.py", "eval('1')"),
-    ),
+    "no text is run as code": (r"eval|exec|builtins(\..*)?|(yaml|runpy)(\..*)?", within(), ("record.py", "eval('1')")),
     "only train/steps.py steps the engine of a job, by take_step(); library/instruments.py steps that of a user": (
         r"(.*\.)?engine\.step",
         within("train/steps.py", "library/instruments.py"),
@@ -166,12 +162,9 @@ def named_models(tree, file):
         "cli/generate.py": {"llama3"},
         "lab/peers/suite.py": {"gpt2-nano", "gpt2-baby", "gpt2-124M"},  # the table of sizes that are measured
     }
-    return [
-        text
-        for text in said(tree, file)
-        if re.search(r"(?i)gpt[-_]?2|llama(?!2\.c)|qwen|smollm|mistral|gemma", text)  # llama2.c is a format of files
-        and not spared.get(file, set()).intersection(text.split())
-    ]
+    names = re.compile(r"(?i)gpt[-_]?2|llama(?!2\.c)|qwen|smollm|mistral|gemma")  # llama2.c is a format of files
+    found = [text for text in said(tree, file) if names.search(text)]
+    return [text for text in found if not spared.get(file, set()).intersection(text.split())]
 
 
 def test_only_models_and_weights_name_a_model():
@@ -212,12 +205,8 @@ def graph_with(file=None, planted=""):
 
 def climbs(graph):
     """Where a file imports from a package or root module that stands above its own."""
-    return {
-        f"{file} imports {other}"
-        for file, others in graph.items()
-        for other in others
-        if file not in ENTRY and RANK[part(other)] > RANK[part(file)]
-    }
+    pairs = ((file, other) for file, others in graph.items() if file not in ENTRY for other in others)
+    return {f"{file} imports {other}" for file, other in pairs if RANK[part(other)] > RANK[part(file)]}
 
 
 def circles(graph):
@@ -239,12 +228,10 @@ def test_every_package_and_root_module_has_a_rank():
 @pytest.mark.parametrize(
     ("file", "planted"),
     [
-        ("nn/trace.py", "from ..engine import Engine"),
-        ("ops/declaration.py", "from ..kernels import registry"),
-        ("errors.py", "from .train.job import Settings"),
+        *(("nn/trace.py", "from ..engine import Engine"), ("ops/declaration.py", "from ..kernels import registry")),
+        *(("errors.py", "from .train.job import Settings"), ("machine.py", "from cpuopt.report import console")),
         ("kernels/registry.py", "def f():\n    from .. import engine"),
         ("ad/plan.py", "if TYPE_CHECKING:\n    from ..program.program import Call"),
-        ("machine.py", "from cpuopt.report import console"),
         ("isolate/child.py", "module = 'cpuopt.lab.worker'"),
     ],
 )
@@ -254,8 +241,7 @@ def test_an_import_upwards_is_noticed_and_there_is_none(file, planted):
 
 
 def test_no_files_import_each_other():
-    graph = graph_with()
-    amx = "kernels/toolkit/micro/amx"
+    graph, amx = graph_with(), "kernels/toolkit/micro/amx"
     graph[f"{amx}/proof.py"].remove(f"{amx}/prove.py")  # a child process, which asks for no proof
     assert circles(graph) == set()
     assert circles(graph_with("ops/declaration.py", "from .gelu import gelu_forward")) >= {"ops/gelu.py"}
@@ -279,12 +265,8 @@ def test_a_kernel_file_has_a_twin_in_ops(variant):
 
 
 def test_every_op_file_has_a_vanilla_twin():
-    assert {f for f in FILES if f.startswith("ops/") and f"kernels/vanilla/{Path(f).name}" not in FILES} == {
-        "ops/declaration.py",
-        "ops/rounding.py",
-        "ops/storage.py",
-        "ops/update.py",
-    }
+    alone = {f for f in FILES if f.startswith("ops/") and f"kernels/vanilla/{Path(f).name}" not in FILES}
+    assert alone == {f"ops/{name}.py" for name in ("declaration", "rounding", "storage", "update")}
 
 
 def test_vanilla_is_complete():

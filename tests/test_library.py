@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from verbs import fails
 
 import cpuopt
-from cpuopt import Choice, Engine, UserError, models, nn
+from cpuopt import Choice, Engine, models, nn
 from cpuopt import functional as F
 from cpuopt.report import rendered, tables
 from cpuopt.weights.tensors import TensorFile
 
 B = 6
-INPUTS = {"x": ((B, 4), "float32"), "y": ((B,), "int32")}
-RNG = np.random.default_rng(0)
+INPUTS, RNG = {"x": ((B, 4), "float32"), "y": ((B,), "int32")}, np.random.default_rng(0)
 BATCH = {"x": RNG.normal(size=(B, 4)), "y": RNG.integers(0, 3, B)}
 
 
@@ -50,8 +50,7 @@ def test_the_defaults_are_those_of_the_command_line(engine):
 @pytest.mark.parametrize(
     ("how", "variants", "fused"),
     [
-        ({"variant": "vanilla"}, {"vanilla"}, False),
-        ({"variant": Choice("vanilla")}, {"vanilla"}, False),
+        *(({"variant": variant}, {"vanilla"}, False) for variant in ("vanilla", Choice("vanilla"))),
         ({"variant": "vanilla", "fuse": "all"}, {"vanilla"}, True),
         ({"fuse": "none"}, {"optimized"}, False),
         ({"fuse": ["update"], "swap": ["gelu_forward=vanilla"]}, {"optimized", "vanilla"}, True),
@@ -59,15 +58,12 @@ def test_the_defaults_are_those_of_the_command_line(engine):
 )
 def test_kernels_and_rewrites_are_chosen_by_name(how, variants, fused):
     built = cpuopt.build(Net(), INPUTS, **how)
-    assert {k.variant for k in built.kernels} == variants
-    assert ("matmul_update" in called(built)) == fused
+    assert ({k.variant for k in built.kernels}, "matmul_update" in called(built)) == (variants, fused)
 
 
 def test_gradients_are_kept_where_they_are_asked_for(engine):
-    with pytest.raises(UserError, match="gradients=True"):
-        engine.gradients()
-    with pytest.raises(UserError, match="gradients=True"):
-        engine.step(**BATCH, clip=1.0)
+    fails("gradients=True", engine.gradients)
+    fails("gradients=True", engine.step, **BATCH, clip=1.0)
     kept = made(gradients=True)
     kept.step(**BATCH, clip=1.0)
     assert kept.gradients().keys() == kept.parameters().keys()
@@ -82,19 +78,15 @@ def test_weights_are_saved_and_loaded(engine, tmp_path):
     other.load_weights(str(file))
     assert other.forward(**BATCH) == engine.forward(**BATCH)
     assert TensorFile(file).tensors.keys() == engine.parameters().keys()
-    with pytest.raises(UserError, match="it is there already; overwrite=True replaces it"):
-        other.save_weights(file)
+    fails("it is there already; overwrite=True replaces it", other.save_weights, file)
     other.save_weights(file, overwrite=True)
     wide = made(out=2, seed=2)
     before = wide.parameters()["fc.weight"].copy()
-    with pytest.raises(UserError, match=r"'out.weight' has the shape \(3, 8\); expected \(2, 8\)"):
-        wide.load_weights(file)
+    fails(r"'out.weight' has the shape \(3, 8\); expected \(2, 8\)", wide.load_weights, file)
     assert (wide.parameters()["fc.weight"] == before).all()
-    with pytest.raises(UserError, match=r"ends in \.safetensors"):
-        engine.save_weights(tmp_path / "net.bin")
+    fails(r"ends in \.safetensors", engine.save_weights, tmp_path / "net.bin")
     for model, why in ((Spare(), "'spare' is missing"), (Less(), "'out.bias' is no parameter")):
-        with pytest.raises(UserError, match=why):
-            Engine(model, INPUTS, threads=1, train=False).load_weights(file)
+        fails(why, Engine(model, INPUTS, threads=1, train=False).load_weights, file)
 
 
 class Spare(Net):
@@ -123,14 +115,12 @@ def test_a_profile_shows_what_the_verb_prints_and_changes_nothing(engine, tmp_pa
     assert text.startswith("Net · B 6 · T 1 · 1 thread")
     assert max(map(len, text.splitlines())) <= 80
     html = report._repr_html_()
-    assert html.startswith("<pre")
-    assert "matmul_gelu_forward" in html
+    assert (html[:4], "matmul_gelu_forward" in html) == ("<pre", True)
     profile.model = "<script>"
     assert "<script>" not in report._repr_html_()
     report.write_html(tmp_path / "page.html")
     assert "&lt;script&gt;" in (tmp_path / "page.html").read_text()
-    with pytest.raises(UserError, match="built with train=False"):
-        Engine(Net(), INPUTS, threads=1, train=False).profile()
+    fails("built with train=False", Engine(Net(), INPUTS, threads=1, train=False).profile)
 
 
 def test_kernels_are_compared_alone_and_in_the_step(engine):
@@ -150,8 +140,7 @@ def test_kernels_are_compared_alone_and_in_the_step(engine):
         (("gelu_forward", "vanilla", "optimised"), "no variant 'optimised'"),
         (("attention_forward", "vanilla", "optimized"), "Net does not call it"),
     ):
-        with pytest.raises(UserError, match=why):
-            engine.ab(*asked, rounds=6)
+        fails(why, engine.ab, *asked, rounds=6)
 
 
 def test_two_functions_are_compared():
@@ -167,18 +156,14 @@ def test_two_functions_are_compared():
         return cpuopt.compare(a, b, 2, clock=lambda: now[0], **more)
 
     found = compared(quick, slow)
-    assert found.verdict == "slower"
-    assert found.ratio["median"] == pytest.approx(1.5, rel=0.02)
+    assert (found.verdict, found.ratio["median"]) == ("slower", pytest.approx(1.5, rel=0.02))
     assert found.record["results"][0]["a_ms"] == pytest.approx(2, rel=0.02)
     assert "verdict: slower, by 50." in str(found) or "verdict: slower, by 49." in str(found)
     assert {"quick", "slow"} <= set(str(found).split())
     assert found._repr_html_().startswith("<pre")
-    assert compared(slow, quick).verdict == "faster"
-    assert compared(quick, quick).verdict == "no difference shown"
-    with pytest.raises(UserError, match="expected 6 or more"):
-        compared(quick, slow, rounds=3)
-    with pytest.raises(UserError, match="compare: 'slow' is no function"):
-        compared(quick, "slow")
+    assert (compared(slow, quick).verdict, compared(quick, quick).verdict) == ("faster", "no difference shown")
+    fails("expected 6 or more", compared, quick, slow, rounds=3)
+    fails("compare: 'slow' is no function", compared, quick, "slow")
 
 
 def built(**how):
@@ -201,8 +186,7 @@ def of(inputs):
         (lambda: of({"x": (4, 2)}), r".*input 'x' is \(4, 2\); expected shape and dtype"),
         (lambda: of([1]), r"inputs \[1\]: expected them by name, as in "),
         (lambda: of({"x": ((0, 4), "float32")}), r"input 'x' has shape \(0, 4\); expected whole numbers of 1"),
-        (lambda: made(micro_batches=0), "micro_batches 0: expected 1 or more"),
-        (lambda: made(micro_batches="2"), "micro_batches '2': expected 1 or more"),
+        *((lambda n=n: made(micro_batches=n), f"micro_batches {n!r}: expected 1 or more") for n in (0, "2")),
         (lambda: made(fuse=True), "fuse True: expected 'auto', 'all', 'none', or names"),
         (lambda: made(fuse="geluu"), "fuse 'geluu': no such rewrite; did you mean 'gelu'"),
         (lambda: Engine(Net(), INPUTS, threads="2"), "threads = '2': expected 1 to "),
@@ -223,5 +207,4 @@ def of(inputs):
     ],
 )
 def test_a_mistake_is_one_line(wrong, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        wrong()
+    fails(f"^{message}", wrong)

@@ -15,9 +15,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from test_html import read, violations
-from verbs import ran, refused
+from verbs import printed, ran, refused
 
-from cpuopt import cli, kernels
+from cpuopt import kernels
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import line_table, places
@@ -109,8 +109,7 @@ def sample(variant, seconds=0.4):
         while time.process_time() < end:
             kernel.function(out, inp1, inp2)
         samples = sampler.take()
-    call = SimpleNamespace(call=SimpleNamespace(op=kernel.op), kernel=kernel)
-    (found,) = lines.by_line(samples, [call], [kernel])
+    (found,) = lines.by_line(samples, [SimpleNamespace(call=SimpleNamespace(op=kernel.op), kernel=kernel)], [kernel])
     return found
 
 
@@ -129,8 +128,7 @@ def test_shares_hold_the_truth_and_name_the_inlined_chain(mine):
     row = next(r for r in found.rows if r.text.endswith("# heavy"))
     assert (row.function, Path(row.file)) == ("heavy", mine)
     call = 1 + next(i for i, text in enumerate(FILE.splitlines()) if text.endswith("# call"))
-    assert row.chain[0] == f"{mine}:{call} residual_forward"
-    assert found.functions[0].function == "residual_forward"
+    assert (row.chain[0], found.functions[0].function) == (f"{mine}:{call} residual_forward", "residual_forward")
     assert found.codes == [code_digest(registry.find("residual_forward", "split"))]
 
 
@@ -191,12 +189,9 @@ def test_the_slowest_calls_show_each_thread_and_its_samples(mine):
 @pytest.mark.parametrize(
     ("place", "kind"),
     [
-        ("/home/me/mine.py:12 f", threads.LINE),
-        ("/home/me/notebook:12 ", threads.LINE),
-        ("waiting (libgomp)", threads.WAITING),
-        ("math functions (libm)", threads.MATH),
-        ("f (lines unknown)", threads.OTHER),
-        ("Python", threads.OTHER),
+        *(("/home/me/mine.py:12 f", threads.LINE), ("/home/me/notebook:12 ", threads.LINE)),
+        *(("waiting (libgomp)", threads.WAITING), ("math functions (libm)", threads.MATH)),
+        *(("f (lines unknown)", threads.OTHER), ("Python", threads.OTHER)),
     ],
 )
 def test_a_sample_has_the_colour_of_its_place(place, kind):
@@ -218,9 +213,7 @@ def test_a_kernel_bound_by_libm_shows_it(mine):
 
 def test_a_kernel_in_python_has_no_line(mine):
     found = sample("python")
-    assert [r for r in found.rows if r.file] == []
-    assert found.rows[0].function == "Python"
-    assert found.codes == [""]
+    assert ([r for r in found.rows if r.file], found.rows[0].function, found.codes) == ([], "Python", [""])
 
 
 def test_a_second_sampler_is_refused(mine):
@@ -283,9 +276,9 @@ def test_lines_are_those_of_code_from_the_cache_too(mine):
     command = [sys.executable, "-c", run, str(mine), str(Path(__file__).parent)]
     told = [subprocess.run(command, capture_output=True, text=True, env=where, timeout=300) for _ in range(2)]
     assert [done.stderr for done in told] == ["", ""]
-    (first, yes), (second, also) = [done.stdout.split() for done in told]
+    (first, *yes), (second, *also) = [done.stdout.split() for done in told]
     assert int(first) > int(second) == 0
-    assert yes == also == "True"
+    assert yes == also == ["True"]
 
 
 def test_an_interval():
@@ -345,10 +338,8 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     real = ThreadSampler.take
     monkeypatch.setattr(ThreadSampler, "take", lambda self: [real(self), setattr(self, "lost", 7)][0])
     command = ["profile", "--model", "gpt2-tiny", "-B", "8", "-T", "64", "--variant", "vanilla", "--lines"]
-    assert cli.main([*command, "matmul_forward", "--steps", "200", "--html", "page.html", "--threads", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "function, with what is inlined into it" in out
-    assert "not recompiled" in out
+    out = printed(capsys, *command, "matmul_forward", "--steps", "200", "--html", "page.html", "--threads", "2")
+    assert all(x in out for x in ("function, with what is inlined into it", "not recompiled"))
     assert "7 samples of lines were lost" in " ".join(out.split())
     page = Path("page.html").read_text()
     assert violations(page) == []
@@ -356,8 +347,7 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     texts = [row.one(class_="text").text for row in rows]
     assert any("range(C)" in text or "weight[o, i]" in text for text in texts), texts
     assert len([*read(page).one(id="lines").all("svg")]) == lines.SLOWEST
-    assert cli.main([*command, "nothing"]) == 2
-    assert "the step has no such op" in capsys.readouterr().err
+    assert "the step has no such op" in refused(capsys, *command, "nothing")
     (record,) = Path("runs").glob("*/record.json")
     content = json.loads(record.read_text())
     (slow,) = [op["slowest"] for op in content["profile"]["lines"]]
@@ -365,17 +355,15 @@ def test_the_verb(here, measured, capsys, monkeypatch):
     for row in content["profile"]["layers"]:
         row |= {"variant": "mine", "ms": row["ms"] / 2}
     before = ran(capsys, "kernels", "--headroom")["headroom"]
-    (Path("runs") / "99999999-235959-profile").mkdir()
-    (Path("runs") / "99999999-235959-profile" / "record.json").write_text(json.dumps(content))
-    ranked = ran(capsys, "kernels", "matmul", "--headroom")["headroom"]
-    assert {r["gain"] for r in before} == {None}
-    assert [r["above_ms"] for r in before] == sorted((r["above_ms"] for r in before), reverse=True)
+    (newest := Path("runs/99999999-235959-profile")).mkdir()
+    (newest / "record.json").write_text(json.dumps(content))
+    ranked, above = ran(capsys, "kernels", "matmul", "--headroom")["headroom"], [r["above_ms"] for r in before]
+    assert ({r["gain"] for r in before}, above) == ({None}, sorted(above, reverse=True))
     assert {r["op"] for r in ranked} < {r["op"] for r in before}
     assert [r["gain"] for r in ranked] == pytest.approx([2.0] * len(ranked))
-    assert cli.main(["kernels", "--headroom"]) == 0
     op = before[0]["op"]
     then = f"Next: cpuopt new-kernel {op}; cpuopt lab {op}.py --model gpt2-tiny -B 8 -T 64"
-    assert then in " ".join(capsys.readouterr().out.split())
+    assert then in " ".join(printed(capsys, "kernels", "--headroom").split())
 
 
 def test_headroom_without_a_profile_says_what_to_run(here, capsys):

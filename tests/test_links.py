@@ -25,8 +25,7 @@ def links(page):
 
 def anchors(page):
     """The anchors of a page's headings, as GitHub makes them."""
-    text = re.sub(r"(?ms)^ *(`{3,}).*?^ *\1", "", page.read_text(encoding="utf-8"))
-    found = []
+    text, found = re.sub(r"(?ms)^ *(`{3,}).*?^ *\1", "", page.read_text(encoding="utf-8")), []
     for heading in re.findall(r"(?m)^#{1,6} +(.+?) *$", text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", unicodedata.normalize("NFC", plain).lower()).replace(" ", "-")

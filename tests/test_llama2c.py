@@ -8,6 +8,7 @@ import pytest
 from golden.llama2c import draw, logits_of, model_bin, tokenizer_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_weights import same
 
 from cpuopt import cli, models
 from cpuopt.data.tokenizers import get_tokenizer
@@ -17,10 +18,6 @@ from cpuopt.weights import copy_into, llama2c, open_weights
 
 SMALL = Config(300, 24, 20, 2, 6, 2, 4, 16, tie_word_embeddings=True)
 UNTIED = replace(SMALL, tie_word_embeddings=False)
-
-
-def same(weights, params):
-    return all(np.array_equal(weights.read(name), p) for name, p in params.items())
 
 
 def saved(path, config=SMALL, seed=1, version=0):
@@ -35,8 +32,7 @@ def saved(path, config=SMALL, seed=1, version=0):
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("config", [SMALL, UNTIED])
 def test_a_file_is_read(tmp_path, config, version):
-    params = saved(tmp_path / "m.bin", config, version=version)
-    weights = open_weights(tmp_path / "m.bin")
+    params, weights = saved(tmp_path / "m.bin", config, version=version), open_weights(tmp_path / "m.bin")
     assert (weights.config, weights.dtype, weights.marks.bos, weights.marks.eos) == (config, "f32", 1, (2,))
     assert same(weights, params)
 
@@ -114,8 +110,7 @@ def test_a_piece_of_two_words_is_merged_too(tmp_path):
     tokenizer = get_tokenizer(str(tmp_path / "t.bin"))
     for text in ("a b", "a a b  a b", "ba b"):
         assert tokenizer.encode(text) == naive(tokenizer, scores, text)
-    content = tokenizer_bin(262, more=[(b" ", 0.0), (b"a", 0.0), (b"aa", -1.0)])
-    (tmp_path / "t.bin").write_bytes(content)
+    (tmp_path / "t.bin").write_bytes(tokenizer_bin(262, more=[(b" ", 0.0), (b"a", 0.0), (b"aa", -1.0)]))
     assert get_tokenizer(str(tmp_path / "t.bin")).encode("aaa") == [259, 261, 260]  # from the left
 
 

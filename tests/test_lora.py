@@ -27,8 +27,7 @@ from cpuopt.program.fuse import usual
 from cpuopt.train import checkpoint
 from cpuopt.weights import copy_into, merge, open_adapter, open_weights, save_weights
 
-WANT = adapters()
-BASE = ADAPTERS["llama"][0]
+WANT, BASE = adapters(), ADAPTERS["llama"][0]
 CONFIG, PARAMS = weights_of(BASE)
 TARGETS = tuple(ADAPTERS["llama"][1]["target_modules"])
 BATCH, ADAMW = batch_of(BASE), hyper(families.ADAPTER_ADAMW)
@@ -81,8 +80,7 @@ def test_what_a_gate_reads_is_kept_in_bfloat16_and_its_result_is_computed_again(
     config, model = models.load("llama-tiny")
     nn.add_adapters(model, Lora(2), config.head)
     how = BuildOptions(Choice("optimized"), fuse=usual("optimized", False), dtype="bfloat16")
-    built = build(model, config.specs(2, 8), how)
-    gates = [c for c in built.program.calls if c.op.name == "swiglu_forward"]
+    gates = [c for c in build(model, config.specs(2, 8), how).program.calls if c.op.name == "swiglu_forward"]
     forward, again = ([c for c in gates if c.phase == phase] for phase in ("forward", "backward"))
     assert len(forward) == len(again) > 0
     assert {c.args[n].dtype for c in gates for n in ("inp", "up", "out")} == {"bfloat16"}
@@ -113,13 +111,13 @@ REFUSED = {
     "r=0": "r is 0; expected a whole number from 1",
     "r=x": "'r=x'; expected r to be a whole number",
     "r=1,r=2": "'r' comes twice",
+    "q_proj": "'q_proj'; ",
     "rank=3": "'rank=3'; did you mean|'rank=3'; known: r, alpha",
-    "alpha=nan": "alpha is nan; expected a number above 0",
     "alpha=1e39": r"alpha is 1e\+39; expected a number above 0 that float32 holds, below 3\.4e\+38",
+    "alpha=nan": "alpha is nan; expected a number above 0",
     "dropout=1": "dropout is 1.0; expected a probability",
     "rslora=3": "expected rslora to be true or false",
     "r=8,targets=": "targets is empty; expected names of layers, such as q_proj,v_proj, or all$",
-    "q_proj": "'q_proj'; ",
 }
 
 
@@ -287,8 +285,7 @@ def test_what_a_complete_run_is_not_resumed_for(made, capsys):
 
 
 def test_a_complete_run_saves_again(made, tmp_path):
-    there = shutil.copytree(made / "run", tmp_path / "run")
-    run(made, "--resume", str(there), "--save", str(tmp_path / "again"))
+    run(made, "--resume", str(shutil.copytree(made / "run", tmp_path / "run")), "--save", str(tmp_path / "again"))
     assert same(tmp_path / "again" / "adapter_model.safetensors", made / "whole" / "adapter_model.safetensors")
 
 
@@ -323,8 +320,7 @@ def test_an_adapter_does_not_become_the_file_of_a_model(made, here, capsys):
 def test_text_of_an_adapter_is_that_of_the_merged_model(made, capsys):
     base, more = ["--init", str(made / "base")], ["--adapter", str(made / "whole")]
     text = ["generate", "--prompt", "some ", "--seed", "3", "--max-tokens", "12"]
-    run = ["--init", str(made / "run")]
-    texts = [ran(capsys, *text, *where)["ids"] for where in ([*base, *more], run, base)]
+    texts = [ran(capsys, *text, *where)["ids"] for where in ([*base, *more], ["--init", str(made / "run")], base)]
     assert texts[0] == texts[1] != texts[2]
     flags = ["eval", *base, "--data", str(made / "text.txt"), "-T", "16", "--limit", "2"]
     assert ran(capsys, *flags, *more)["loss"] < ran(capsys, *flags)["loss"]
@@ -332,14 +328,11 @@ def test_text_of_an_adapter_is_that_of_the_merged_model(made, capsys):
 
 def test_a_base_model_that_has_changed_is_refused(made, tmp_path):
     root = Path(shutil.copytree(made, tmp_path / "copy"))
-    state = next((root / "run" / "checkpoints").iterdir()) / "state.json"
-    there = checkpoint.newest(root / "run")
+    state, there = next((root / "run" / "checkpoints").iterdir()) / "state.json", checkpoint.newest(root / "run")
     shutil.rmtree(root / "base")
     shutil.copytree(made / "base", root / "base")
     up = "model.layers.0.mlp.up_proj.weight"
-    rewritten(
-        root / "base" / "model.safetensors", lambda t: t[up].__setitem__((0, 0), t[up][0, 0] + 1), {"format": "pt"}
-    )
+    rewritten(root / "base" / "model.safetensors", lambda t: np.add.at(t[up], (0, 0), 1), {"format": "pt"})
     read = there.initial(there.config, {"init": str(root / "base")})
     assert read("model.layers.0.mlp.gate_proj.weight").shape == (160, 64)
     fails(rf"'{re.escape(up)}' is not what it was", read, up)

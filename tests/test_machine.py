@@ -17,8 +17,7 @@ from cpuopt.kernels.toolkit import threads
 from cpuopt.measure import rates as lab_machine
 from cpuopt.program import arena
 
-V1 = "4:memory:/jobs/a\n3:cpu,cpuacct:/jobs/a\n1:name=systemd:/x\n"
-V2 = "0::/jobs/a\n"
+V1, V2 = "4:memory:/jobs/a\n3:cpu,cpuacct:/jobs/a\n1:name=systemd:/x\n", "0::/jobs/a\n"
 BOTH = "4:memory:/jobs/a\n0::/x\n"
 
 
@@ -42,11 +41,9 @@ def computer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("membership", "files", "quota", "cores"),
     [
-        (V2, {}, None, 16),
-        (V2, {"jobs/a/cpu.max": "max 100000"}, None, 16),
-        (V2, {"jobs/a/cpu.max": "250000 100000"}, 2.5, 2),
-        (V2, {"jobs/a/cpu.max": "50000 100000"}, 0.5, 1),
-        (V2, {"jobs/a/cpu.max": "9900000 100000"}, 99, 16),
+        *((V2, {}, None, 16), ("", {"cpu.max": "100000 100000"}, None, 16)),
+        *((V2, {"jobs/a/cpu.max": "max 100000"}, None, 16), (V2, {"jobs/a/cpu.max": "250000 100000"}, 2.5, 2)),
+        *((V2, {"jobs/a/cpu.max": "50000 100000"}, 0.5, 1), (V2, {"jobs/a/cpu.max": "9900000 100000"}, 99, 16)),
         (V2, {"jobs/a/cpu.max": "max 100000", "jobs/cpu.max": "400000 100000"}, 4, 4),  # of the group around it
         (V2, {"cpu.max": "300000 100000"}, 3, 3),  # in a container that does not see where it is
         (V2, {"jobs/a/cpu.max": "nonsense", "jobs/cpu.max": "", "cpu.max": "0 0 0"}, None, 16),
@@ -54,46 +51,31 @@ def computer(tmp_path, monkeypatch):
         (V1, {"cpu,cpuacct/jobs/a/cpu.cfs_quota_us": "200000", "cpu,cpuacct/jobs/a/cpu.cfs_period_us": "100000"}, 2, 2),
         (V1, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3, 3),
         (BOTH, {"unified/x/cpu.max": "500000 100000"}, 5, 5),
-        ("", {"cpu.max": "100000 100000"}, None, 16),
     ],
 )
 def test_cores_are_the_same_everywhere(computer, membership, files, quota, cores):
     computer(membership, files)
     assert machine.quota() == quota
-    every = (
-        machine.cores(),
-        common.cores(),
-        threads.cores(),
-        machine.describe()["cores"],
-        lab_machine.levels()[-1].sharers,
-    )
-    assert every == (cores,) * 5
-    assert lab_machine.noise(0.01)["quota_cores"] == quota
-    assert common.thread_counts("") == sorted({1, cores})
+    every = machine.cores(), common.cores(), threads.cores(), machine.describe()["cores"]
+    assert (*every, lab_machine.levels()[-1].sharers) == (cores,) * 5
+    assert (lab_machine.noise(0.01)["quota_cores"], common.thread_counts("")) == (quota, sorted({1, cores}))
 
 
 CPU, PAIR = "devices/system/cpu/cpu", "topology/thread_siblings_list"
 SMT = {f"{CPU}{n}/{PAIR}": f"{n % 8},{n % 8 + 8}" for n in range(16)}  # 8 cores of two threads
 HYBRID = {f"{CPU}{n}/{PAIR}": f"{n & ~1}-{n | 1}" if n < 8 else f"{n}" for n in range(16)}  # 4 of two and 8 small ones
-KINDS = {"devices/cpu_core/cpus": "0-7", "devices/cpu_atom/cpus": "8-15"}
+KINDS = HYBRID | {"devices/cpu_core/cpus": "0-7", "devices/cpu_atom/cpus": "8-15"}
 ARM = {f"{CPU}{n}/cpu_capacity": f"{(1024, 870, 310)[(n > 1) + (n > 5)]}" for n in range(16)}
 
 
 @pytest.mark.parametrize(
     ("files", "allowed", "cores"),
     [
-        (SMT, range(16), 8),
-        (SMT, range(8), 8),
-        (SMT, (0, 8, 9), 2),
-        (SMT, (9,), 1),
-        ({**SMT, "cpu.max": "300000 100000"}, range(16), 3),
-        ({**SMT, "cpu.max": "1200000 100000"}, range(16), 8),
-        ({**HYBRID, **KINDS}, range(16), 4),
-        (HYBRID, range(16), 12),
-        ({**HYBRID, **KINDS}, range(6, 16), 1),
-        ({**HYBRID, **KINDS}, range(8, 16), 8),  # small ones only
-        (ARM, range(16), 6),
-        (ARM, range(6, 16), 10),
+        *((SMT, range(16), 8), (SMT, range(8), 8), (SMT, (0, 8, 9), 2), (SMT, (9,), 1)),
+        *(({**SMT, "cpu.max": f"{n} 100000"}, range(16), cores) for n, cores in ((300000, 3), (1200000, 8))),
+        *((KINDS, range(16), 4), (HYBRID, range(16), 12), (KINDS, range(6, 16), 1)),
+        (KINDS, range(8, 16), 8),  # small ones only
+        *((ARM, range(16), 6), (ARM, range(6, 16), 10)),
         ({f"{CPU}3/{PAIR}": "nonsense", f"{CPU}4/cpu_capacity": "", "devices/cpu_core/cpus": "x"}, range(16), 16),
     ],
 )
@@ -156,6 +138,7 @@ def test_caches_as_arm_lists_them(tmp_path, monkeypatch):
 
 
 NODE = "devices/system/node/node"
+HUGE = {"huge/enabled": "always [madvise] never", "huge/hpage_pmd_size": 1 << 21}
 
 
 @pytest.mark.parametrize(
@@ -163,12 +146,7 @@ NODE = "devices/system/node/node"
     [
         ({}, {}, (None, None, "small")),
         ({f"{NODE}0/cpulist": "0-7", "devices/system/node/online": "0"}, {"0": "0-7"}, (None, None, "small")),
-        (
-            {f"{NODE}{n}/cpulist": f"{n}" for n in (10, 2)}
-            | {"huge/enabled": "always [madvise] never", "huge/hpage_pmd_size": 1 << 21},
-            {"2": "2", "10": "10"},
-            (1 << 21, "madvise", "huge"),
-        ),
+        (HUGE | {f"{NODE}{n}/cpulist": f"{n}" for n in (10, 2)}, {"2": "2", "10": "10"}, (1 << 21, "madvise", "huge")),
         ({"huge/enabled": "[always] madvise never"}, {}, (None, "always", "huge")),
         ({"huge/enabled": "always madvise [never]", "huge/hpage_pmd_size": "x"}, {}, (None, "never", "small")),
     ],
@@ -191,13 +169,11 @@ HELD = "anon 7\ninactive_file 1\ntotal_inactive_file 30\ntotal_active_file 4"
 @pytest.mark.parametrize(
     ("membership", "files", "left"),
     [
-        (V2, {"jobs/a/max": "max", "jobs/a/current": 5}, None),
-        (V2, {"jobs/a/max": 100, "jobs/a/current": 30}, 70),
+        *((V2, {"jobs/a/max": "max", "jobs/a/current": 5}, None), (V2, {"jobs/a/max": 100, "jobs/a/current": 30}, 70)),
         (V2, {"jobs/max": 100, "jobs/current": 30, "jobs/a/max": 90, "jobs/a/current": 0}, 70),
         (V1, {"memory/jobs/a/limit_in_bytes": 100, "memory/jobs/a/usage_in_bytes": 1}, 99),
         (BOTH, {"memory/limit_in_bytes": 100, "memory/usage_in_bytes": 1}, 99),
-        (V2, {}, None),
-        (V2, {"max": 100, "current": 130}, 0),
+        *((V2, {}, None), (V2, {"max": 100, "current": 130}, 0)),
         # what is held of files goes where memory is wanted
         (V2, {"jobs/a/max": 100, "jobs/a/current": 60, "jobs/a/stat": "inactive_file 30\nactive_file 4"}, 74),
         (V1, {"memory/limit_in_bytes": 100, "memory/usage_in_bytes": 60, "memory/stat": HELD}, 74),
@@ -254,8 +230,7 @@ def fresh(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("threads", "running", "environment", "how", "why"),
     [
-        (16, 1, {}, "follow", "16 cores have room for 16 threads"),
-        (16, 9, {}, "follow", "16 cores have room for 16 threads"),
+        *((16, running, {}, "follow", "16 cores have room for 16 threads") for running in (1, 9)),
         (17, 1, {}, "sleep", "17 threads on 16 cores"),
         (16, 1, {"CPUOPT_WAITING": "sleep"}, "sleep", "CPUOPT_WAITING=sleep"),
         (17, 9, {"CPUOPT_WAITING": "follow"}, "follow", "CPUOPT_WAITING=follow"),

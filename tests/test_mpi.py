@@ -19,8 +19,7 @@ from cpuopt.weights.tensors import TensorFile
 
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[1]
-PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-STEPS = 40
+PATH, STEPS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), 40
 TRAIN = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--total-batch", "128", "--val-every", "20"]
 TRAIN += ["--steps", str(STEPS), "--save-every", "5", "--keep", "9", "--seed", "1", "--log-every", "1"]
 CPUOPT = [sys.executable, "-P", "-m", "cpuopt"]
@@ -28,9 +27,8 @@ CPUOPT = [sys.executable, "-P", "-m", "cpuopt"]
 
 def run(command, messages=False, **environment):
     more = {"PYTHONPATH": PATH, "CPUOPT_MESSAGES": "1" if messages else "", "TERM": "dumb", **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=170, env={**os.environ, **more}, stdin=subprocess.DEVNULL
-    )
+    how = {"timeout": 170, "env": {**os.environ, **more}, "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, capture_output=True, text=True, **how)
 
 
 def errors(done):
@@ -76,8 +74,7 @@ def test_ranks_exchange_the_same_bits_by_memory_and_by_messages():
 def test_two_ranks_of_a_foreign_launcher_train_to_the_same_bits(alone, tmp_path):
     done = run(mpiexec(2, [*CPUOPT, *TRAIN, "--runs", str(tmp_path), "--oversubscribe"]), messages=True)
     assert done.returncode == 0, done.stderr
-    assert result(tmp_path) == alone
-    assert len(re.findall("run folder ", done.stdout)) == 1
+    assert (result(tmp_path), len(re.findall("run folder ", done.stdout))) == (alone, 1)
     assert re.search(r"rank +host +cores +threads\n +0 ", done.stdout)
 
 
@@ -88,9 +85,8 @@ class Started:
         command = [*CPUOPT, *TRAIN, "--ranks", str(size), "--oversubscribe", "--runs", str(runs), *more]
         environment = {**os.environ, "PYTHONPATH": PATH, "TERM": "dumb"}
         self.seen, self.files = [], set()
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **streams)
 
     def until(self, step):
         for line in self.process.stdout:
@@ -113,8 +109,7 @@ class Started:
         self.ranks()
         with self.process:
             _, said = self.process.communicate(timeout=120)
-        assert psutil.wait_procs(self.seen, timeout=5)[1] == []
-        assert [f for f in self.files if os.path.exists(f)] == []
+        assert psutil.wait_procs(self.seen, timeout=5)[1] == [f for f in self.files if os.path.exists(f)] == []
         return self.process.returncode, said
 
 
@@ -127,10 +122,9 @@ def test_elastic_ranks_that_are_killed_end_in_the_same_bits(alone, tmp_path):
         ranks[-1].kill()
     status, said = started.end()
     assert status == 0, said
-    assert [line for line in said.splitlines() if "--elastic" in line] == [
-        f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, from {next(tmp_path.iterdir())}"
-        for n in (4, 2)
-    ]
+    told = "cpuopt: --elastic: of {} ranks one died; the run goes on with {}, from {}".format
+    elastic = [line for line in said.splitlines() if "--elastic" in line]
+    assert elastic == [told(n, n // 2, next(tmp_path.iterdir())) for n in (4, 2)]
     assert result(tmp_path) == alone
 
 
@@ -146,8 +140,7 @@ def test_a_signal_to_the_launcher_ends_all_ranks_with_a_checkpoint(name, alone, 
     if name == "SIGTERM":
         resumed = Started(4, tmp_path, "--resume")
         resumed.until(STEPS)
-        assert resumed.end() == (0, "")
-        assert result(tmp_path) == alone
+        assert (resumed.end(), result(tmp_path)) == ((0, ""), alone)
 
 
 def test_a_killed_rank_ends_all_and_no_process_listened_on_another_interface_than_loopback(tmp_path):
@@ -158,8 +151,7 @@ def test_a_killed_rank_ends_all_and_no_process_listened_on_another_interface_tha
     listening = [c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     ranks[0].kill()
     status, said = started.end()
-    assert {ip for ip in listening if not ip.startswith("127.") and ip != "::1"} == set()
-    assert status == 1
+    assert ({ip for ip in listening if not ip.startswith("127.") and ip != "::1"}, status) == (set(), 1)
     assert re.fullmatch(r"cpuopt: rank [01] on \S+: ended without a word: [^\n]+\n", said)
 
 
@@ -167,8 +159,7 @@ def test_an_error_that_all_ranks_meet_comes_once(tmp_path):
     bad = [*TRAIN, "--runs", str(tmp_path / "runs"), "--lr", "-1"]
     for command in (mpiexec(2, [*CPUOPT, *bad, "--oversubscribe"]), [*CPUOPT, *bad, "--ranks", "2", "--oversubscribe"]):
         done = run(command)
-        assert done.returncode == 2
-        assert errors(done) == ["cpuopt: --lr -1.0: expected a positive number"]
+        assert (done.returncode, errors(done)) == (2, ["cpuopt: --lr -1.0: expected a positive number"])
     assert not (tmp_path / "runs").exists()
 
 
@@ -186,11 +177,8 @@ def test_ranks_that_differ_are_refused_in_one_line(flags, others, message, tmp_p
         (tmp_path / folder / "text").write_text(f"{folder} and so on. " * 1000)
     runs = ["--runs", str(tmp_path / "runs"), "--oversubscribe"]
     within = "import os, sys; os.chdir(sys.argv.pop(1)); from cpuopt.cli import main; sys.exit(main())"
-    first, second = (
-        [sys.executable, "-c", within, str(tmp_path / folder), *TRAIN, *runs, *more]
-        for folder, more in (("0", flags), ("1", others))
-    )
-    done = run([*mpiexec(1, first), ":", "-n", "1", *second])
+    first, second = ([sys.executable, "-c", within, str(tmp_path / folder), *TRAIN, *runs] for folder in "01")
+    done = run([*mpiexec(1, [*first, *flags]), ":", "-n", "1", *second, *others])
     assert done.returncode == 2, done.stderr
     (said,) = errors(done)
     assert re.match(rf"cpuopt: rank 1 on \S+ {message}", said) if message else "--ranks 4: mpiexec of " in said

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from test_bf16 import batches, built_of, engine_of, losses_of, weights_of
 from test_optimizers import HALF, NEW
-from verbs import goes_on, ran, refused
+from verbs import fails, goes_on, printed, ran, refused
 
-from cpuopt import cli, ops
-from cpuopt.errors import UserError
+from cpuopt import ops
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Choice
 from cpuopt.ops.rounding import bits_of, draw_of
@@ -15,8 +14,7 @@ from cpuopt.train import checkpoint
 from cpuopt.weights import open_weights
 from cpuopt.weights.tensors import TensorFile
 
-BOTH = {"weights": "bfloat16", "moments": "bfloat16"}
-F32 = np.float32
+BOTH, F32 = {"weights": "bfloat16", "moments": "bfloat16"}, np.float32
 
 
 def matrices(program):
@@ -42,19 +40,16 @@ def test_a_parameter_takes_six_bytes():
     assert plan["parameters"] + plan["moments"] == 6 * in_products + 8 * (sum(count.values()) - in_products)
 
 
-TYPE = {"float32": 4, "bfloat16": 2}
+TYPE, SLOW = {"float32": 4, "bfloat16": 2}, pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("name", "variant", "optimizer"),
     [
         ("gpt2-tiny", "optimized", ops.USUAL),
-        *(pytest.param("gpt2-tiny", "vanilla", name, marks=pytest.mark.slow) for name in ops.OPTIMIZERS),
-        *(pytest.param("gpt2-tiny", "optimized", name, marks=pytest.mark.slow) for name in NEW),
-        *(
-            pytest.param("llama-tiny", variant, ops.USUAL, marks=pytest.mark.slow)
-            for variant in ("vanilla", "optimized")
-        ),
+        *(pytest.param("gpt2-tiny", "vanilla", name, marks=SLOW) for name in ops.OPTIMIZERS),
+        *(pytest.param("gpt2-tiny", "optimized", name, marks=SLOW) for name in NEW),
+        *(pytest.param("llama-tiny", variant, ops.USUAL, marks=SLOW) for variant in ("vanilla", "optimized")),
     ],
 )
 def test_training_is_near_that_with_weights_in_float32(name, variant, optimizer):
@@ -85,8 +80,7 @@ def test_steps_below_the_spacing_add_up(variant):
     param, grad, velocity, none = np.ones(n, HALF), np.ones(n, F32), np.zeros(n, F32), np.empty(0, F32)
     for step in range(1, 1001):
         run(param, velocity, none, grad, 1e-4, 0.0, 0.0, 1.0, draw_of(0, step), 0)
-    mean = float(param.astype(F32).mean())
-    assert mean == pytest.approx(0.9, abs=0.002)
+    assert float(param.astype(F32).mean()) == pytest.approx(0.9, abs=0.002)
 
 
 def test_of_the_bits_of_an_element_any_two_are_independent():
@@ -105,45 +99,38 @@ def test_a_weight_whose_update_cannot_write_it_keeps_its_float32(monkeypatch):
     choice = Choice("optimized", ["adamw@h.0.mlp.c_fc=stubborn"])
     program = built_of(weights="bfloat16", choice=choice, two_pass=True).program
     kept = {p.name for p in program.parameters if p.name in matrices(program) and p.dtype == "float32"}
-    assert kept == {"h.0.mlp.c_fc.weight"}
-    assert [c.args["inp"].name for c in program.phase("convert")] == [*kept]
+    assert (kept, [c.args["inp"].name for c in program.phase("convert")]) == ({"h.0.mlp.c_fc.weight"}, [*kept])
 
 
 def test_what_is_written_to_a_weight_is_rounded_to_nearest_and_read():
     engine, batch = engine_of(**BOTH), batches(1)[0]
-    before = engine.forward(**batch)
-    wte = engine.parameters()["wte.weight"]
+    before, wte = engine.forward(**batch), engine.parameters()["wte.weight"]
     wte[...] = wte.astype(F32) * 2
     assert abs(engine.forward(**batch) - before) > 1e-3
     wte[...] = F32(1 + 2**-8 + 2**-20)
     assert (wte.astype(F32) == 1 + 2**-7).all()
 
 
-def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_goes_on_bit_for_bit_and_its_weights_can_be_read(here, tmp_path, capsys):
     flags = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--val-every", "0"]
     flags += ["--dtype", "bf16", "--weights", "bf16", "--moments", "bf16"]
     said = "the run has moments 'bf16', not 'float32'"
     one = goes_on(capsys, tmp_path, *flags, refused=["--moments", "float32"], said=said)
     assert {t.dtype for t in TensorFile(one / "adam_m.safetensors").tensors.values()} == {"BF16"}
-    assert "the run has weights 'bf16', not 'float32'" in refused(
-        capsys, "train", "--resume", str(one.parent.parent), "--steps", "11", "--weights", "float32"
-    )
+    go_on = ["train", "--resume", str(one.parent.parent), "--steps", "11"]
+    assert "the run has weights 'bf16', not 'float32'" in refused(capsys, *go_on, "--weights", "float32")
     tensors = TensorFile(one / checkpoint.PARAMS).tensors
     assert {t.dtype for n, t in tensors.items() if n.endswith("c_fc.weight")} == {"BF16"}
     assert {t.dtype for n, t in tensors.items() if ".ln_" in n or "wpe" in n} == {"F32"}
-    assert cli.main(["train", "--resume", str(one.parent.parent), "--steps", "11", "--save", "saved"]) == 0
+    printed(capsys, *go_on, "--save", "saved")
     run, saved = checkpoint.open_weights(one.parent.parent), open_weights(tmp_path / "saved")
     for name in tensors:
         x = run.read(name)
         assert x.dtype == F32
         assert (x == saved.read(name)).all()
-    capsys.readouterr()
     assert np.isfinite(ran(capsys, "eval", "--init", str(one.parent.parent), "-T", "16", "--limit", "2")["loss"])
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(
-        UserError, match="weights 'bfloat16': products read them so with dtype='bfloat16' or 'int8' alone"
-    ):
-        engine_of(dtype="float32", weights="bfloat16")
+    said = "weights 'bfloat16': products read them so with dtype='bfloat16' or 'int8' alone"
+    fails(said, engine_of, dtype="float32", weights="bfloat16")

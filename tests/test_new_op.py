@@ -32,12 +32,9 @@ y = (x[:, 0] * x[:, 1] > 0).astype("int32")
 engine = Engine(MLP(), {"x": (x.shape, "float32"), "y": (y.shape, "int32")}, progress=lambda *of: None)
 losses = [engine.step(x=x, y=y, lr=2e-2).loss for _ in range(40)]
 used = {b.kernel.name for b in engine.calls if "relu_squared" in b.kernel.name}
-print(json.dumps({
-    "ops": [name for name in ops.ALL if name.startswith("relu_squared")],
-    "variants": registry.variants("relu_squared_backward"),
-    "used": sorted(used),
-    "losses": [losses[0], losses[-1]],
-}))
+found = {"ops": [name for name in ops.ALL if name.startswith("relu_squared")], "used": sorted(used)}
+found |= {"variants": registry.variants("relu_squared_backward"), "losses": [losses[0], losses[-1]]}
+print(json.dumps(found))
 """
 
 
@@ -48,8 +45,7 @@ def example():
     files, added = {}, {}
     for block in BLOCK.finditer(text):
         if block[1]:
-            name = CHANGED.findall(text[: block.start()])[-1]
-            lines = block[2].splitlines(keepends=True)
+            name, lines = CHANGED.findall(text[: block.start()])[-1], block[2].splitlines(keepends=True)
             if block[1] == "python":
                 files[name] = block[2]
             else:
@@ -84,12 +80,8 @@ def extended(tmp_path_factory):
 
 
 def test_the_example_writes_in_three_places(extended):
-    _, changed = extended
-    assert changed == [
-        "cpuopt/kernels/vanilla/relu_squared.py",
-        "cpuopt/nn/functional.py",
-        "cpuopt/ops/relu_squared.py",
-    ]
+    places = ("kernels/vanilla/relu_squared", "nn/functional", "ops/relu_squared")
+    assert extended[1] == [f"cpuopt/{name}.py" for name in places]
 
 
 def test_a_model_trains_with_the_new_op(extended):
@@ -107,16 +99,13 @@ import json, pkgutil
 kept = pkgutil.iter_modules
 pkgutil.iter_modules = lambda path=None, prefix="": (ORDER)(kept(path, prefix))
 from cpuopt import ops
-print(json.dumps([
-    [op.name, [o.name for o in op.backwards], sorted(o.name for o in op.fusions)] for op in ops.ALL.values()
-]))
+found = ([op.name, [o.name for o in op.backwards], sorted(o.name for o in op.fusions)] for op in ops.ALL.values())
+print(json.dumps([*found]))
 """
 
 
 def test_the_order_in_which_files_are_imported_changes_nothing():
-    found = [
-        python(ROOT, "-c", IN_ORDER.replace("ORDER", order))
-        for order in ("list", "lambda all: list(all)[::-1]", "lambda all: sorted(all, key=lambda m: m.name[::-1])")
-    ]
+    orders = ("list", "lambda all: list(all)[::-1]", "lambda all: sorted(all, key=lambda m: m.name[::-1])")
+    found = [python(ROOT, "-c", IN_ORDER.replace("ORDER", order)) for order in orders]
     assert [f.stderr for f in found] == ["", "", ""]
     assert found[0].stdout == found[1].stdout == found[2].stdout != ""

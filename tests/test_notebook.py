@@ -8,7 +8,6 @@ import pytest
 from verbs import fails
 
 import cpuopt
-from cpuopt import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.library import magics
@@ -16,7 +15,6 @@ from cpuopt.library import magics
 EXAMPLE = Path(__file__).parent.parent / "examples" / "kernel.ipynb"
 CELL = """
 TWO = np.float32(2)
-
 
 def gelu_forward(out, inp):
     for i in prange(len(inp)):
@@ -28,10 +26,8 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_wrong_kernel_fails_and_is_not_registered(capsys):
-    with pytest.raises(
-        UserError, match=r"%%kernel gelu_forward mine: it did not pass \(status 1\), so gelu_forward\[mi"
-    ):
-        magics.try_kernel("gelu_forward mine --model gpt2-tiny --no-step", CELL)
+    said = r"%%kernel gelu_forward mine: it did not pass \(status 1\), so gelu_forward\[mi"
+    fails(said, magics.try_kernel, "gelu_forward mine --model gpt2-tiny --no-step", CELL)
     assert "wrong" in capsys.readouterr().out
     assert ("gelu_forward", "mine") not in registry.KERNELS
     text = Path("mine_gelu_forward.py").read_text()
@@ -42,8 +38,7 @@ def test_the_last_content_of_a_cell_is_registered(monkeypatch):
     monkeypatch.setattr(magics, "_run", lambda flags: 0)
     for value in 2, 3:
         magics.try_kernel("gelu_forward mine", CELL.replace("float32(2)", f"float32({value})"))
-        function = registry.KERNELS["gelu_forward", "mine"].function.py_func
-        assert function.__globals__["TWO"] == value
+        assert registry.KERNELS["gelu_forward", "mine"].function.py_func.__globals__["TWO"] == value
 
 
 OWN = """
@@ -51,7 +46,6 @@ from numba import prange
 
 from cpuopt import differentiable
 from cpuopt.ops.declaration import N, inp, out
-
 
 @differentiable(out("out", N), inp("inp", N), flops=2 * N)
 def doubled(out, inp):
@@ -74,20 +68,17 @@ def test_a_kernel_of_an_op_of_ones_own_lies_beside_its_file(monkeypatch, doubled
     asked, file = [], str(doubled.with_name("mine_doubled_forward.py"))
     monkeypatch.setattr(magics, "_run", lambda flags: asked.extend(flags))
     magics.try_kernel("doubled_forward mine --threads 1", CELL.replace("gelu", "doubled"))
-    assert registry.KERNELS["doubled_forward", "mine"].file == file
-    assert asked[:2] == ["lab", file]
+    assert (registry.KERNELS["doubled_forward", "mine"].file, asked[:2]) == (file, ["lab", file])
     assert any(flag.startswith("--sizes") for flag in asked)
     with Child("cpuopt.check.worker", [file], 1) as child:
         assert ("doubled_forward", "mine") in [(k["op"], k["variant"]) for k in child.start()]
 
 
 def test_an_op_that_no_other_process_can_import_is_refused(doubled):
-    with pytest.raises(UserError, match=r"no such op; .*; an op of your own comes with its file: import it"):
-        magics.try_kernel("doubled_forward mine", CELL.replace("gelu", "doubled"))
-    hidden = doubled.rename(doubled.with_name("not a name.py"))
-    cpuopt.load_kernels([hidden])
-    with pytest.raises(UserError, match=r"which another process cannot import; write it to a file"):
-        magics.try_kernel("doubled_forward mine", CELL.replace("gelu", "doubled"))
+    cell = "doubled_forward mine", CELL.replace("gelu", "doubled")
+    fails("no such op; .*; an op of your own comes with its file: import it", magics.try_kernel, *cell)
+    cpuopt.load_kernels([doubled.rename(doubled.with_name("not a name.py"))])
+    fails("which another process cannot import; write it to a file", magics.try_kernel, *cell)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +109,7 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_NUM_THREADS", str(min(2, len(os.sched_getaffinity(0)))))
     notebook = nbformat.read(EXAMPLE, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
-    client = nbclient.NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    nbclient.NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = [printed(cell) for cell in notebook.cells if cell.cell_type == "code"]
     assert "tokens/s" in said[2]
     for stage in ("check         right", "alone", "roof", "machine code"):
@@ -135,5 +125,4 @@ def test_the_example_notebook_runs(tmp_path, monkeypatch):
 
 def printed(cell):
     """What a cell printed and returned, as text."""
-    texts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
-    return "".join(texts)
+    return "".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)

@@ -17,20 +17,15 @@ from cpuopt.machine import ORDER, ORDERS
 
 HERE = MICRO_KERNELS["bfloat16"].order
 (OTHER,) = set(ORDERS) - {HERE}
-BY_VECTORS = {ORDER: "amx"}
-BY_SHORTER_VECTORS = {ORDER: "amx", "CPUOPT_TARGET": "haswell"}
+BY_VECTORS, BY_SHORTER_VECTORS = {ORDER: "amx"}, {ORDER: "amx", "CPUOPT_TARGET": "haswell"}
 OF_THE_RECORD = {ORDER: "", "CPUOPT_TARGET": "graniterapids"}
-CALLS = [
-    (op, sizes, of("weight", given))
-    for op, given in (("matmul_forward", "inp"), ("matmul_backward_input", "dout"))
-    for sizes in ({"BT": 37, "C": 70, "OC": 65}, {"BT": 3, "C": 600, "OC": 40})
-]
+PRODUCTS = {"matmul_forward": "inp", "matmul_backward_input": "dout"}
+SIZES = ({"BT": 37, "C": 70, "OC": 65}, {"BT": 3, "C": 600, "OC": 40})
+CALLS = [(op, sizes, of("weight", given)) for op, given in PRODUCTS.items() for sizes in SIZES]
 """Products whose sums are stored in float32."""
-HEADS = [
-    (op, {"B": 1, "T": T, "C": C, "NH": 2}, of(*given))
-    for op, *given in (("attention_forward", "qkv"), ("attention_backward", "qkv", "dout", "out"))
-    for T, C in ((70, 32), (37, 50))
-]
+ATTENTION = (("attention_forward", "qkv"), ("attention_backward", "qkv", "dout", "out"))
+SHAPES = [{"B": 1, "T": T, "C": C, "NH": 2} for T, C in ((70, 32), (37, 50))]
+HEADS = [(op, sizes, of(*given)) for op, *given in ATTENTION for sizes in SHAPES]
 
 
 def python(*words, **more):
@@ -39,10 +34,10 @@ def python(*words, **more):
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("environment", "order"),
-    [(BY_VECTORS, "amx"), (BY_SHORTER_VECTORS, "amx"), ({**OF_THE_RECORD, ORDER: "pairs"}, "pairs")],
-)
+CHOSEN = [(BY_VECTORS, "amx"), (BY_SHORTER_VECTORS, "amx"), ({**OF_THE_RECORD, ORDER: "pairs"}, "pairs")]
+
+
+@pytest.mark.parametrize(("environment", "order"), CHOSEN)
 def test_the_environment_chooses(environment, order):
     assert in_a_process("bits_of([])", **environment)[0] == order
 
@@ -74,8 +69,7 @@ def test_an_order_has_the_same_bits_on_any_vectors():
 @pytest.mark.slow
 def test_a_run_goes_on_in_its_order(tmp_path):
     """Which the machine would not choose, to the same bits as in one go."""
-    runs = tmp_path / "runs"
-    train = "-m", "cpuopt", "train", "--runs", str(runs)
+    train = "-m", "cpuopt", "train", "--runs", str(tmp_path / "runs")
     sizes = "--model", "gpt2-tiny", "--dtype", "bf16", "-B", "2", "-T", "16", "--val-every", "0", "--keep", "9"
 
     def go(*words):

@@ -51,11 +51,9 @@ def test_the_newest_run_is_the_last_that_began_even_by_a_clock_that_was_set_back
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 4e9)
         first = made("first", "UTC", monkeypatch)
-    second = made("second", "UTC", monkeypatch)
-    third = made("third", "UTC", monkeypatch)
+    second, third = made("second", "UTC", monkeypatch), made("third", "UTC", monkeypatch)
     first.rename(ROOT / "zzz")
-    assert record.runs_of(ROOT) == [ROOT / "zzz", second, third]
-    assert checkpoint.find_run(ROOT, "") == third
+    assert (record.runs_of(ROOT), checkpoint.find_run(ROOT, "")) == ([ROOT / "zzz", second, third], third)
 
 
 def test_a_time_that_cannot_be_is_not_the_newest(monkeypatch):
@@ -105,6 +103,5 @@ def test_a_run_of_an_earlier_version_has_checkpoints_without_an_id(monkeypatch):
 
 
 def test_a_run_that_was_copied_whole_goes_on():
-    a = run(steps=2, save_every=1)[0].path
-    shutil.copytree(a, "copy")
+    shutil.copytree(run(steps=2, save_every=1)[0].path, "copy")
     assert checkpoint.newest(Path("copy")).state["step"] == 2

@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 from fcntl import LOCK_EX, flock
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -27,11 +28,8 @@ from cpuopt.weights import check_target, open_weights
 SMALL = ["--model", "gpt2-tiny", "-B", "2", "-T", "8", "--data", "text.txt", "--steps", "5"]
 KERNEL = ["--kernels", "mine.py"]
 COMMANDS = {
-    ("train", "--html"): ["train", *SMALL, *KERNEL],
-    ("train", "--trace"): ["train", *SMALL, *KERNEL],
+    **{(verb, f): [verb, *SMALL, *KERNEL] for verb in ("train", "profile") for f in ("--html", "--trace")},
     ("train", "--save"): ["train", *SMALL],
-    ("profile", "--html"): ["profile", *SMALL, *KERNEL],
-    ("profile", "--trace"): ["profile", *SMALL, *KERNEL],
     ("scale", "--html"): ["scale", *SMALL, *KERNEL],
     ("bench", "--out"): ["bench", "--model", "gpt2-tiny", "--against", "vanilla", *KERNEL],
     ("inspect", "--html"): ["inspect", "gelu_forward", "vanilla", *KERNEL],
@@ -47,18 +45,8 @@ COMMANDS = {
 }
 """For each verb and output, the words before it."""
 READ = {
-    "config",
-    "source",
-    "file",
-    "init",
-    "adapter",
-    "base",
-    "kernels",
-    "model",
-    "tokenizer",
-    "data",
-    "text",
-    "resume",
+    *("config", "source", "file", "init", "adapter", "base"),
+    *("kernels", "model", "tokenizer", "data", "text", "resume"),
 }
 """The flags that name what a command reads, beside which it may write."""
 READ_ALONE = {"choices", "state", "peer_python", "runs"}
@@ -103,16 +91,9 @@ def link(path, to="target"):
     path.symlink_to(to)
 
 
-def link_to_nothing(path):
-    link(path, "nothing")
-
-
-def link_to_a_device(path):
-    link(path, "/dev/null")
-
-
+LINKS = [pytest.param(partial(link, to=to), id=f"link to {to}") for to in ("nothing", "/dev/null")]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can")
-PLACES = [os.mkfifo, unix_socket, folder, link, link_to_nothing, link_to_a_device, pytest.param(device, marks=as_root)]
+PLACES = [os.mkfifo, unix_socket, folder, link, *LINKS, pytest.param(device, marks=as_root)]
 
 
 def state():
@@ -123,8 +104,7 @@ def state():
 def refused(capsys, *words):
     """Run a command that is refused before it does anything; return its one line."""
     before = state()
-    assert cli.main([*words]) == 2
-    assert state() == before
+    assert (cli.main([*words]), state()) == (2, before)
     (line,) = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("warning: ")]
     return line
 
@@ -136,8 +116,7 @@ def test_no_output_replaces_anything_but_a_regular_file(capsys, verb, flag, make
     make(Path(place))
     if verb == "runs":
         Path("runs/it").mkdir(parents=True)
-    words = [*COMMANDS[verb, flag], *([flag] if flag.startswith("-") else []), "place"]
-    line = refused(capsys, *words)
+    line = refused(capsys, *COMMANDS[verb, flag], *([flag] if flag.startswith("-") else []), "place")
     assert place in line
     assert "cannot be written" in line or "is there already" in line
 
@@ -187,8 +166,7 @@ def test_no_output_is_an_input(capsys, command, read, alias):
     for name in ("beside.py", "tokenizer.bin", "python", "model/config.json", "model/deep/x"):
         Path(name).touch()
     line = refused(capsys, *command.split(), alias(read))
-    assert command.split()[-1] in line
-    assert "this command reads it" in line
+    assert all(x in line for x in (command.split()[-1], "this command reads it"))
     assert "names.toml" not in command or "reads it (text.txt)" in line
     assert kernels.imported(Path("mine.py").resolve()) is None
 
@@ -217,16 +195,10 @@ def test_all_files_of_a_glob_and_the_held_out_tokens_are_inputs():
 @pytest.mark.parametrize(
     "words",
     [
-        "--html x --trace x",
-        "--html x --trace ./X",
-        "--html x --trace ../{here}/x",
+        *("--html x --trace x", "--html x --trace ./X", "--html x --trace ../{here}/x"),
         "--html one --trace two",  # one file under two names
-        "--html new --save new",
-        "--html empty/x --save empty",
-        "--trace tokenizer.json --save m.bin",
-        "--runs new --save new",
-        "--runs empty/runs --save empty",
-        "--runs new --html new",
+        *("--html new --save new", "--html empty/x --save empty", "--trace tokenizer.json --save m.bin"),
+        *("--runs new --save new", "--runs empty/runs --save empty", "--runs new --html new"),
     ],
 )
 def test_no_two_outputs_lie_on_each_other(capsys, words):
@@ -294,11 +266,9 @@ def test_what_a_living_process_writes_is_not_a_leftover():
 @pytest.mark.parametrize(("name", "other"), [("out", "out-2"), ("model.bin", "model-2.bin")])
 def test_a_place_that_was_taken_meanwhile_is_left_alone_and_another_one_said(name, other):
     result, _, listener = run(Listener(1, lambda: Path(name).write_text("mine")), save=name)
-    assert Path(name).read_text() == "mine"
-    assert result.diagnosis == f"the weights are at {other!r}, not at {name!r}"
+    assert (Path(name).read_text(), result.diagnosis) == ("mine", f"the weights are at {other!r}, not at {name!r}")
     assert "is there already" in listener.notes[0]
-    assert result.summary["weights"] == other
-    assert open_weights(Path(other)).config.n_embd == 16
+    assert (result.summary["weights"], open_weights(Path(other)).config.n_embd) == (other, 16)
 
 
 def test_a_disk_that_fails_sends_the_weights_to_the_run(monkeypatch):
@@ -319,8 +289,7 @@ def test_a_disk_that_fails_sends_the_weights_to_the_run(monkeypatch):
 def test_weights_that_nothing_takes_are_a_failure(monkeypatch):
     monkeypatch.setattr("cpuopt.train.trainer.save_weights", Mock(side_effect=UserError("cannot write: no")))
     result, _, listener = run(save="out")
-    assert result.diagnosis == "the weights are not at 'out', and nowhere else"
-    assert len(listener.notes) == 2
+    assert (result.diagnosis, len(listener.notes)) == ("the weights are not at 'out', and nowhere else", 2)
     assert result.summary["weights"] is None
 
 
@@ -361,8 +330,7 @@ def test_a_folder_of_runs_and_one_of_checkpoints_may_be_links():
     _, _, listener = run(resume=checkpoint.newest(result.path), steps=8)
     assert listener.notes == ["removed .tmp-step-00000009-0123abcd, left by an interrupted save"]
     assert sorted(os.listdir("disk/checkpoints")) == ["step-00000006", "step-00000008"]
-    assert (outside / "file").read_text() == "mine"
-    assert checkpoint.newest(result.path).state["step"] == 8
+    assert ((outside / "file").read_text(), checkpoint.newest(result.path).state["step"]) == ("mine", 8)
 
 
 def test_two_runs_of_one_name_at_one_instant_both_have_a_folder(monkeypatch):

@@ -28,18 +28,14 @@ from cpuopt.models import gpt2
 with Path("ran").open("a") as ran:
     ran.write("x")
 
-
 class Net(nn.Module):
     block_size = 16
 
     def __init__(self):
-        self.wte = nn.Embedding(256, 16)
-        self.head = nn.Linear(16, 256)
-        self.loss = nn.CrossEntropyLoss()
+        self.wte, self.head, self.loss = nn.Embedding(256, 16), nn.Linear(16, 256), nn.CrossEntropyLoss()
 
     def forward(self, tokens, targets):
         return self.loss(self.head(F.gelu(self.wte(tokens))), targets)
-
 
 class MLP(nn.Module):
     def __init__(self):
@@ -48,34 +44,27 @@ class MLP(nn.Module):
     def forward(self, x, y):
         return self.loss(self.out(F.gelu(self.fc(x))), y)
 
-
 class Slip(Net):
     def forward(self, tokens, targets):
         x = self.wte(tokens)
         return self.los(self.head(x), targets)
-
 
 def points(n, rows=6):
     rng = np.random.default_rng(n)
     y = rng.integers(0, 2, rows)
     return {"x": rng.normal(size=(rows, 2)) + 3 * y[:, None], "y": y}
 
-
 def fixed():
     return MLP(), points(0)
-
 
 def batches():
     return MLP(), points
 
-
 def drawn(B):
     return MLP(), {"x": ((B, 2), "float32"), "y": ((B,), "int32")}
 
-
 def rows_of_tokens(B, T):
     return MLP(), {"x": ((2 * B * T, 2), "float32"), "y": ((2 * B * T,), "int32")}
-
 
 @dataclass(frozen=True)
 class Sizes(gpt2.Config):
@@ -85,14 +74,11 @@ class Sizes(gpt2.Config):
     vocab_size: int = 256
     block_size: int = 32
 
-
 def broken():
     return MLP(), 1 / 0
 
-
 def nothing():
     return 3
-
 
 net = Net()
 '''
@@ -137,9 +123,8 @@ def test_a_model_of_a_file_trains_resumes_and_evaluates(capsys):
 
 def test_a_config_of_a_file_generates(capsys):
     config = models.parse("own.py:Sizes")
-    assert (config.vocab_size, config.block_size, config.model, models.name_of(config)) == (
-        *(256, 32, "file", "own.py:Sizes"),
-    )
+    found = (config.vocab_size, config.block_size, config.model, models.name_of(config))
+    assert found == (256, 32, "file", "own.py:Sizes")
     assert ran(capsys, "generate", "--model", "own.py:Sizes", "--prompt", "ab", "--max-tokens", "3")["tokens"] == 3
 
 
@@ -153,8 +138,7 @@ def test_no_checkpoint_runs_the_file_of_its_model(capsys, monkeypatch):
     Path("ran").unlink()
     assert "name it: --model own.py:fixed" in refused(capsys, "train", "--resume", run, "--steps", "2")
     named = "the model is own.py:fixed, in a file of code, which nothing starts by itself"
-    for verb in "train", "eval", "generate":
-        assert named in refused(capsys, verb, "--init", run)
+    assert all(named in refused(capsys, verb, "--init", run) for verb in ("train", "eval", "generate"))
     assert named in refused(capsys, "convert", run, "x")
     asked = json.dumps({"model": "file", "file": "own.py", "symbol": "fixed", "digest": digest})
     assert named in refused(capsys, "profile", "--program", "--model", asked)
@@ -175,8 +159,7 @@ def test_the_other_verbs_take_it(capsys):
     found = ran(capsys, "profile", "--model", "own.py:drawn", "-B", "4", "--steps", "2", "--html", "page.html")
     assert (found["B"], found["model"]) == (4, "own.py:drawn")
     assert "own.py:drawn" in Path("page.html").read_text()
-    calls = ran(capsys, "profile", "--program", "forward", "--model", "own.py:fixed")["calls"]
-    assert "x [6, 2]" in calls[0]["text"]
+    assert "x [6, 2]" in ran(capsys, "profile", "--program", "forward", "--model", "own.py:fixed")["calls"][0]["text"]
     small = ["--threads", "1", "--rounds", "6", "--model", "own.py:fixed"]
     step = ran(capsys, "ab", "gelu_forward", "vanilla", "optimized", "--in-step", *small)
     assert (step["results"][0]["B"], step["results"][0]["T"], step["results"][0]["layers"]) == (6, 1, ["model"] * 2)
@@ -209,9 +192,8 @@ def test_a_name_that_is_no_model_is_refused(name, why):
 
 def test_what_a_model_of_a_file_cannot_have_is_refused(capsys):
     assert "no such file" in refused(capsys, "profile", "--program", "--model", "gone.py:Net")
-    assert "name the class or the function in it, as in own.py:Net" in refused(
-        capsys, "profile", "--program", "--model", "own.py"
-    )
+    said = refused(capsys, "profile", "--program", "--model", "own.py")
+    assert "name the class or the function in it, as in own.py:Net" in said
     said = refused(capsys, "train", "--model", "own.py:fixed", "--data", "x.txt")
     assert "brings its own inputs; leave --data out" in said
     assert "a context of 16 tokens" in refused(capsys, "profile", "--program", "--model", "own.py:Net")
@@ -230,5 +212,4 @@ def test_a_mistake_in_a_forward_is_told_by_its_line(verb, capsys):
 def test_a_function_that_takes_b_and_t_gets_those_that_were_asked_for():
     config = own.open_own("own.py:rows_of_tokens")
     settings = job.Settings(B=3, T=5).sized(config)
-    assert (settings.B, settings.T) == (3, 5)
-    assert config.specs(settings.B, settings.T)["x"] == ((30, 2), "float32")
+    assert (settings.B, settings.T, config.specs(3, 5)["x"]) == (3, 5, ((30, 2), "float32"))

@@ -77,9 +77,7 @@ def test_the_wheel_runs_in_an_empty_folder(wheel, tmp_path):
     subprocess.run([*pip, "--no-index", "--no-deps", str(wheel)], check=True)
     libraries = Path(np.__file__).parent.parent
     (packages,) = new.glob("lib/python*/site-packages")
-    (packages / "libraries.pth").write_text(
-        f"{libraries}\n"
-    )  # whose own .pth files, such as this checkout's, do nothing
+    (packages / "libraries.pth").write_text(f"{libraries}\n")  # whose own .pth files, as of this checkout, do nothing
 
     environment = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "NUMBA_NUM_THREADS")}
     in_empty = {"cwd": empty, "env": environment, "capture_output": True, "text": True, "timeout": 300}

@@ -22,8 +22,7 @@ from cpuopt.models import is_own
 from cpuopt.ops.declaration import Op
 from cpuopt.program import fuse
 
-BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
-INLINE = re.compile(r"(?<!`)`(cpuopt\s[^`]+)`(?!`)")
+BLOCK, INLINE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$"), re.compile(r"(?<!`)`(cpuopt\s[^`]+)`(?!`)")
 PRELUDE = """import numpy as np
 import cpuopt
 from cpuopt import Engine, kernel, nn, ops
@@ -43,12 +42,12 @@ class MLP(nn.Module):
 GIVEN = {
     "OF_A_PAGE": True,
     "MLP": MLP,
-    "inputs": {"x": ((512, 2), "float32"), "y": ((512,), "int32")},
-    "x": np.ones((512, 2), np.float32),
-    "y": np.zeros(512, np.int32),
     "f": np.sum,
     "g": np.cumsum,
     "args": [np.ones(9)],
+    "inputs": {"x": ((512, 2), "float32"), "y": ((512,), "int32")},
+    "x": np.ones((512, 2), np.float32),
+    "y": np.zeros(512, np.int32),
     **dict(zip(("BT", "OC", "C"), (2, 3, 4), strict=True)),
     **dict(zip(("inp", "weight", "out"), map(np.ones, [(2, 4), (3, 4), (2, 3)]), strict=True)),
 }
@@ -102,8 +101,7 @@ def run(before, text):
 
 def commands(page):
     """The command lines of a page, as words from the verb on, and for each whether it stands in a block."""
-    text = page.read_text(encoding="utf-8")
-    found = []
+    text, found = page.read_text(encoding="utf-8"), []
     for m in BLOCK.finditer(text):
         lines = iter(m[2].splitlines() if m[1] in ("", "bash") else ())
         for line in lines:

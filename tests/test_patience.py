@@ -18,8 +18,7 @@ RUN += ["-B", "1", "--variant", "vanilla", "--data", "c.jsonl", "--val-every", "
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _here(here, monkeypatch):
     with open("c.jsonl", "w") as file:
         file.writelines(json.dumps({"prompt": str(i), "completion": "ab"[i % 2]}) + "\n" for i in range(20))
     monkeypatch.setattr(trainer, "validate", lambda job, stopped: LOSSES[job.done])
@@ -42,14 +41,11 @@ def test_a_run_ends_after_as_many_validations_without_a_better_one(train, patien
 
 def test_the_best_weights_are_kept_and_saved(train):
     """Those of a run that ended when they were the best."""
-    found = train(
-        "--steps", "7", "--patience", "3", "--keep-best", "--save", "best", "--save-every", "1", "--keep", "1"
-    )
-    assert (found["steps"], found["best_step"]) == (5, 2)
-    assert kept() == [2, 5]
+    keep = ["--keep-best", "--save", "best", "--save-every", "1", "--keep", "1"]
+    found = train("--steps", "7", "--patience", "3", *keep)
+    assert (found["steps"], found["best_step"], kept()) == (5, 2, [2, 5])
     (run,) = Path("runs").iterdir()
-    assert checkpoint.chosen(run).state["step"] == 2
-    assert checkpoint.newest(run).state["step"] == 5
+    assert (checkpoint.chosen(run).state["step"], checkpoint.newest(run).state["step"]) == (2, 5)
     for path in Path("runs").glob("*/*"):
         path.rename(path.with_name(f"old-{path.name}"))
     train("--steps", "2", "--save", "two")
@@ -68,12 +64,10 @@ def test_the_adapter_of_a_run_is_that_of_its_best_step(train):
 
 
 def test_a_resumed_run_keeps_its_patience_and_its_best(train, capsys):
-    flags = ["--patience", "3", "--keep-best"]
-    train("--steps", "4", *flags, "--save-every", "4", "--keep", "1")
+    train("--steps", "4", "--patience", "3", "--keep-best", "--save-every", "4", "--keep", "1")
     assert kept() == [2, 4]
     found = ran(capsys, "train", "--resume", "--steps", "7", "--save", "best")
-    assert (found["steps"], found["best_step"]) == (5, 2)
-    assert kept() == [2, 5]
+    assert (found["steps"], found["best_step"], kept()) == (5, 2, [2, 5])
 
 
 def test_the_last_weights_do_not_pass_for_the_best(train, capsys):

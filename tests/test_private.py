@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_weights import Runs
 
 from cpuopt import files
 from cpuopt.ad import emit
@@ -66,8 +67,7 @@ def test_a_planted_entry_is_not_read_and_is_replaced(folder, plant):
     with pytest.warns(CacheWarning):
         assert read_entry(path) is None
     assert write_entry(path, b"mine")
-    assert read_entry(path) == b"mine"
-    assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, os.geteuid())
+    assert (read_entry(path), path.stat().st_mode & 0o777, path.stat().st_uid) == (b"mine", 0o600, os.geteuid())
 
 
 def test_an_entry_that_another_process_replaces_meanwhile_is_read(folder, monkeypatch):
@@ -96,13 +96,7 @@ def test_an_entry_is_this_users_whatever_the_mask_of_new_files(folder):
     assert read_entry(folder / "entry") == b"mine"
 
 
-class Runs:
-    def __reduce__(self):
-        return os.mkdir, (str(Path("ran").absolute()),)
-
-
-def test_a_planted_kernel_is_not_unpickled(folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_planted_kernel_is_not_unpickled(here, folder):
     place, payload = folder.parent / "kernels", pickle.dumps(Runs())
     entry = place / "key.nbc"
     entries.write(place, "key", payload)

@@ -4,12 +4,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from bad import HEAD, text
+from verbs import ended, wait
 
 from cpuopt import cli
 
@@ -43,40 +43,22 @@ inspect("gelu_forward", "vanilla", ["sleeps.py"])
 """
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
-    """Whether a process ends in time; one that nobody has waited for counts as ended."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_worker_in_a_kernel_that_never_returns_ends_with_its_parent(name):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
-    )
-    with parent:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, **streams) as parent:
         worker = int(parent.stdout.readline())
         parent.send_signal(getattr(signal, name))
-        assert gone(parent.pid)
-        assert gone(worker)
+        wait(lambda: ended(parent.pid) and ended(worker), 10)
 
 
 def test_an_inspection_ends_with_its_parent(tmp_path):
     (tmp_path / "sleeps.py").write_text("import ctypes\nopen('began', 'w').close()\nctypes.PyDLL(None).sleep(60)\n")
     with subprocess.Popen([sys.executable, "-c", INSPECTING], cwd=tmp_path) as parent:
-        end = time.monotonic() + 60
-        while not (tmp_path / "began").exists() and time.monotonic() < end:
-            time.sleep(0.05)
+        wait((tmp_path / "began").exists)
         (compiler,) = psutil.Process(parent.pid).children()
         parent.kill()
-        assert gone(compiler.pid)
+        wait(lambda: ended(compiler.pid), 5)
 
 
 STRAY = "import sys; print('a stray line', file=sys.stderr, flush=True)\n...\nSEEN[len(SEEN)] = 1\n"

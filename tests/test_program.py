@@ -51,26 +51,24 @@ class Model(nn.Module):
         self.forward = forward
 
 
+def weight(*shape):
+    return nn.Parameter(shape, nn.constant(0.0))
+
+
+OTHER_SHAPES = "shapes .2, 6. and .3, 4.; expected sizes that are equal or 1, from the last axis on"
+
+
 @pytest.mark.parametrize(
     ("forward", "match"),
     [
         (lambda x: F.gelu(x), r"forward returned \(2, 6\); expected the loss, a value of shape \(1,\)"),
         (lambda x: None, "forward returned NoneType; expected the loss"),
-        (
-            lambda x: F.linear(x, nn.Parameter((3, 5), nn.constant(0.0))),
-            r"'weight' has shape \(3, 5\).*'inp' fixes C = 6",
-        ),
+        (lambda x: F.linear(x, weight(3, 5)), r"'weight' has shape \(3, 5\).*'inp' fixes C = 6"),
         (lambda x: F.attention(x, 1), r"'qkv' has shape \(2, 6\); expected \(B, T, 3\*C\)"),
         (lambda x: F.attention(x, 4), r"6 channels; expected a multiple of 3 \* n_head = 12"),
         (lambda x: x + F.softmax(F.cross_entropy(x, x)), "'targets' is float32; expected int32"),
-        (
-            lambda x: F.linear(x, nn.Parameter((3, 6), nn.constant(0.0))),
-            "'weight' is no parameter of the model; make its",
-        ),
-        (
-            lambda x: x + F.reshape(x, (3, 4)),
-            "shapes .2, 6. and .3, 4.; expected sizes that are equal or 1, from the last axis on",
-        ),
+        (lambda x: F.linear(x, weight(3, 6)), "'weight' is no parameter of the model; make its"),
+        (lambda x: x + F.reshape(x, (3, 4)), OTHER_SHAPES),
         (lambda x: F.linear(x, None), "matmul_forward in layer 'model': argument 'weight' is missing"),
         (nn.Module().forward, "no forward method"),
     ],
@@ -158,11 +156,10 @@ def llama():
     return build(config.module(), specs(2, 8), fuse=tuple(FUSIONS)).program
 
 
-@pytest.mark.parametrize(
-    ("file", "program"),
-    [("program-1-block.txt", gpt2), ("program-1-block-llama.txt", llama)],
-    ids=["gpt2", "llama"],
-)
+TEXTS = [("program-1-block.txt", gpt2), ("program-1-block-llama.txt", llama)]
+
+
+@pytest.mark.parametrize(("file", "program"), TEXTS, ids=["gpt2", "llama"])
 def test_golden_text_of_one_block(file, program):
     text = "\n".join(program().lines("forward", "backward")) + "\n"
     if os.environ.get("CPUOPT_WRITE_GOLDEN"):

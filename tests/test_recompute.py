@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_models import Parts, batch
+from small_models import Parts, batch, model_of
 from verbs import fails, printed, ran
 
 import cpuopt
@@ -16,7 +16,6 @@ from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.engine import Engine
 from cpuopt.measure.roofline import Level, Roofs
-from cpuopt.nn.lora import Lora, add_adapters
 from cpuopt.program import arena
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import RECOMPUTE
@@ -29,13 +28,6 @@ B, T = 2, 16
 ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
 
 
-def model_of(name, lora=None):
-    config, model = models.load(name)
-    if lora:
-        add_adapters(model, Lora.parse(lora), config.head)
-    return model, config.specs(B, T)
-
-
 def train(model, inputs, steps=3, variant="optimized", batch=batch, micro=1, **how):
     """Train from scratch; give losses and norms, and the bytes of all parameters."""
     how = {"fuse": tuple(FUSIONS), "choice": Choice(variant), "threads": 2, "micro_batches": micro} | how
@@ -46,8 +38,7 @@ def train(model, inputs, steps=3, variant="optimized", batch=batch, micro=1, **h
     return [(d.loss, d.grad_norm) for d in done], {n: p.tobytes() for n, p in engine.parameters().items()}
 
 
-ALL = tuple(FUSIONS)
-SUMMED = tuple(n for n in FUSIONS if n not in ("update", "residual"))
+ALL, SUMMED = tuple(FUSIONS), tuple(n for n in FUSIONS if n not in ("update", "residual"))
 CASES = {
     "fused": ("gpt2-tiny", {}),
     "bf16": ("llama-tiny", {"dtype": "bfloat16"}),
@@ -63,7 +54,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_numbers_are_the_same_to_the_last_bit(case):
     name, how = CASES[case]
-    lora, how = how.get("lora"), {k: v for k, v in how.items() if k != "lora"}
+    lora, how = how.get("lora", ""), {k: v for k, v in how.items() if k != "lora"}
     plain, some, every = (train(*model_of(name, lora), **how, recompute=number) for number in (0, 1, "all"))
     assert some == every == plain
     assert np.isfinite(plain[0]).all()
@@ -93,19 +84,16 @@ def test_a_block_keeps_its_input_alone(dtype):
     pools = [b.plan().pool_bytes for b in (plain, some, every)]
     assert pools[0] > pools[1] > pools[2]
     program = every.program
-    calls = list(program.phase("forward", "backward"))
-    forward = len(list(program.phase("forward")))
+    calls, forward = list(program.phase("forward", "backward")), len(list(program.phase("forward")))
     kept = {v for c in calls[:forward] for v in c.writes} & {v for c in calls[forward:] for v in c.reads}
     row = 4 * 64 * 128
     blocks = [v for v in kept if v.name.startswith("h.") and np.prod(v.shape) >= row]
     # the sums that begin the last three blocks, and their normalized rows; the first one begins with the embedding's
-    assert sorted(v.name for v in blocks) == sorted(
-        [f"h.{i}.residual.out.2" for i in range(4)] + [f"h.{i}.ln_1.layernorm.out" for i in range(1, 4)]
-    )
+    rows = [f"h.{i}.ln_1.layernorm.out" for i in range(1, 4)]
+    assert sorted(v.name for v in blocks) == sorted(rows + [f"h.{i}.residual.out.2" for i in range(4)])
     assert all(np.prod(v.shape) == row for v in blocks)
     again = [c for c in program.calls if c.repeats and c.repeats in calls]
-    assert {c.phase for c in again} == {"backward"}
-    assert {c.shown_phase for c in again} == {RECOMPUTE}
+    assert ({c.phase for c in again}, {c.shown_phase for c in again}) == ({"backward"}, {RECOMPUTE})
     assert program.work == plain.program.work  # the FLOPs that the mathematics needs
     assert program.repeated_flops > 0.6 * sum(c.flops for c in calls[:forward] if c.layer.startswith("h."))
 
@@ -143,13 +131,11 @@ def test_a_model_without_blocks_and_wrong_numbers_are_refused():
 # As a setting
 
 
-def test_a_run_ends_at_the_same_weights_and_goes_on_without(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_ends_at_the_same_weights_and_goes_on_without(here, tmp_path, capsys):
     flags = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--val-every", "0"]
 
     def losses(*more):
-        assert cli.main([*flags, *more, "--json"]) == 0
-        capsys.readouterr()
+        ran(capsys, *flags, *more)
         return sorted((tmp_path / "runs").iterdir())[-1]
 
     plain = losses("--steps", "4", "--save", "plain.bin", "--run", "a")
@@ -163,9 +149,8 @@ def test_a_run_ends_at_the_same_weights_and_goes_on_without(tmp_path, monkeypatc
 def test_it_is_shown_in_program_profile_and_forecast(capsys):
     flags = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--recompute", "all"]
     shown = ran(capsys, "profile", "--program", *flags)
-    assert {c["op"] for c in shown["calls"] if c["phase"] == "recompute" and c["layer"] == "h.0.attn"} == {
-        "attention_forward"
-    }
+    again = {c["op"] for c in shown["calls"] if c["phase"] == "recompute" and c["layer"] == "h.0.attn"}
+    assert again == {"attention_forward"}
     assert shown["repeated"] > 0
     assert " GFLOP a step and 0." in printed(capsys, "profile", "--program", *flags)
     engine = cpuopt.Engine(*model_of("gpt2-tiny"), recompute="all", threads=1)

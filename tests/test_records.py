@@ -27,8 +27,7 @@ NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _here(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(machine, "machine_id", lambda: "here")
     monkeypatch.setattr(records, "machine_id", lambda: "here")
@@ -38,9 +37,8 @@ def _here(tmp_path, monkeypatch):
 def profile(factors=(), hashes=(), seed=0, scatter=0.004, **kw):
     """A profile's JSON: 20 steps with some scatter; some ops slower by a factor, some with other kernels."""
     rng, factors, hashes = np.random.default_rng(seed), dict(factors), dict(hashes)
-    values = {
-        op: (ms * factors.get(op, 1.0) * np.exp(scatter * rng.standard_normal(20))).tolist() for op, ms in OPS.items()
-    }
+    scattered = {op: ms * np.exp(scatter * rng.standard_normal(20)) for op, ms in OPS.items()}
+    values = {op: (ms * factors.get(op, 1.0)).tolist() for op, ms in scattered.items()}
     step = np.sum(list(values.values()), axis=0)
     rows, layers = [], []
     for op, ms in values.items():
@@ -64,10 +62,6 @@ def compare(tmp_path):
     return records.compare(records.find(tmp_path / "runs", "first"), records.find(tmp_path / "runs", "second"))
 
 
-def verdicts(tmp_path):
-    return {r["op"]: r["verdict"] for r in compare(tmp_path)["rows"]}
-
-
 def test_a_record_has_machine_commit_and_time(tmp_path):
     path = keep(tmp_path, "a <b>/../c", profile())
     assert path.parent == tmp_path / "runs"
@@ -81,11 +75,8 @@ def test_a_record_has_machine_commit_and_time(tmp_path):
 def test_an_op_that_got_slower_is_found_and_the_others_are_not(tmp_path):
     keep(tmp_path, "first", profile())
     keep(tmp_path, "second", profile({"GELU Forward": 1.1}, {"GELU Forward": "1" * 12}, seed=1))
-    found = compare(tmp_path)
-    assert {r["op"]: r["verdict"] for r in found["rows"]} == {
-        **dict.fromkeys(["step", *NAMES.values()], "no difference shown"),
-        "gelu_forward": "slower",
-    }
+    found, same = compare(tmp_path), dict.fromkeys(["step", *NAMES.values()], "no difference shown")
+    assert {r["op"]: r["verdict"] for r in found["rows"]} == same | {"gelu_forward": "slower"}
     row = next(r for r in found["rows"] if r["op"] == "gelu_forward")
     assert row["ratio"] == pytest.approx(1.1, rel=0.01)
     assert not row["same_kernels"]
@@ -107,8 +98,9 @@ def test_noise_is_what_unchanged_kernels_differ_by(tmp_path):
     moved = {"Matmul Forward": 1.08, "Attention Forward": 0.93, "AdamW": 1.09, "GELU Forward": 1.06}
     keep(tmp_path, "first", profile())
     keep(tmp_path, "second", profile(moved, {"GELU Forward": "1" * 12}, seed=1))
-    assert verdicts(tmp_path)["gelu_forward"] == "no difference shown"
-    assert 0.07 < compare(tmp_path)["noise"] < 0.1
+    found = compare(tmp_path)
+    assert {r["op"]: r["verdict"] for r in found["rows"]}["gelu_forward"] == "no difference shown"
+    assert 0.07 < found["noise"] < 0.1
 
 
 def test_what_makes_two_profiles_hard_to_compare_is_said(tmp_path):
@@ -161,10 +153,8 @@ def test_history_follows_an_op_over_the_records_of_this_machine(tmp_path):
 
 def test_a_kernel_of_another_repository_has_its_commit(tmp_path):
     def git(*words):
-        done = subprocess.run(
-            ["git", "-C", str(tmp_path / "other"), *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
+        command = ["git", "-C", str(tmp_path / "other"), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     (tmp_path / "other").mkdir()
     mine, loose, ours = tmp_path / "other" / "mine.py", tmp_path / "loose.py", records.__file__
@@ -198,15 +188,11 @@ def test_losses_of_a_training_run(tmp_path, capsys):
     path = trained(tmp_path, "train", 0.1, [3.0, None, 2.0])
     (entry,) = records.entries(tmp_path / "runs")
     assert (entry.kind, entry.time) == ("train", "2026-01-02T03:04:05")
-    assert records.losses(entry.path) == {
-        "training loss": [(1, 3.0), (2, None), (3, 2.0)],
-        "validation loss": [(0, 5.0), (3, 2.0)],
-    }
-    assert records.losses(tmp_path) == {}
-    assert records.profile_in(entry).model == "gpt2-tiny"
+    training = [(1, 3.0), (2, None), (3, 2.0)]
+    assert records.losses(entry.path) == {"training loss": training, "validation loss": [(0, 5.0), (3, 2.0)]}
+    assert (records.losses(tmp_path), records.profile_in(entry).model) == ({}, "gpt2-tiny")
     show = ["runs", "show", "train", "--html", "page.html"]
-    assert cli.main(show) == 0
-    assert capsys.readouterr().err == ""
+    assert (cli.main(show), capsys.readouterr().err) == (0, "")
     (path / "metrics.jsonl").unlink()
     assert cli.main(show) == 0
     (line,) = capsys.readouterr().err.splitlines()
@@ -260,15 +246,12 @@ def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_p
 
     layer, op = "h.1.mlp.c_fc", "matmul_forward"
     path = Path(ran(capsys, *job, "--swap", f"{op}@{layer}=blas", "--html", "page.html")["path"])
-    assert cli.main(["runs", "show", path.name]) == 0
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "[blas] in " in line] == [
-        f"{op}[blas] in {layer}"
-    ]
+    shown = printed(capsys, "runs", "show", path.name).splitlines()
+    assert [line.split(":")[0] for line in shown if "[blas] in " in line] == [f"{op}[blas] in {layer}"]
     rows = [line.split()[:2] for line in printed(capsys, "runs", "show", path.name, "--detail").splitlines()]
     assert [r for r in rows if r[1:] and r[1].endswith("[blas]")] == [[layer, f"{op}[blas]"]]
-    outlined = re.findall(
-        r'<td class="s\d other"[^>]*title="([^"\n]*)\n([^"\n]*)', (tmp_path / "page.html").read_text()
-    )
+    page = (tmp_path / "page.html").read_text()
+    outlined = re.findall(r'<td class="s\d other"[^>]*title="([^"\n]*)\n([^"\n]*)', page)
     assert sorted(set(outlined)) == [("h.1", f"{op} [vanilla, blas]"), (layer, f"{op} [blas]")]
     hashes = records.profile_in(records.find(tmp_path / "runs", path.name)).hashes
     assert hashes[f"{op}[vanilla]"] != hashes[f"{op}[blas]"]

@@ -23,7 +23,6 @@ from cpuopt.train import record, settings
 HEAD = "from cpuopt import kernel, ops\n"
 NAMES = {
     "JOB": "--model gpt2-tiny --data text.txt -B 2 -T 16 --steps 2",
-    "LISTING": "kernels --kernels mine.py",
     "OWN": "--kernels mine.py --swap gelu_forward@h.1.mlp=mine",
     "GELU": "@kernel(ops.gelu_forward, 'mine', jit=False)\ndef gelu_forward",
     "COMPILED": "@kernel(ops.gelu_forward, 'mine')\ndef gelu_forward",
@@ -32,6 +31,7 @@ NAMES = {
     "HUB": "if it is on the Hugging Face Hub, first run: hf download org/model-1B --local-dir model-1B",
     "LFS": "it is a pointer of Git LFS in place of the file; run 'git lfs pull'",
     "POINTER": "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 109552\n",
+    "LISTING": "kernels --kernels mine.py",
     "MISSING": "no kernel is registered under it",
     "ELSEWHERE": "; name a directory that can be written with --runs DIR$",
     "PAIRS": "gelu_forward optimized vanilla --model gpt2-tiny",
@@ -199,9 +199,8 @@ train JOB --data tokens.bin | 7 bytes less | 'tokens.bin': has 2017 bytes; expec
 train JOB --data tokens.bin | the number 20240326 |
   byte 0, the magic number, is 20240326, an llm.c GPT-2 model; expected 20240520
 train JOB --data tokens.bin | 4 bytes | has 4 bytes; expected a header of 1024
-train JOB --data tokens.bin --steps 110 | 256 in training | is 256; expected 0 to 255, because the model's
-train JOB --data tokens.bin --steps 110 | 256 in validation | is 256; expected 0 to 255, because the model's
-train JOB --data tokens.bin --steps 110 | 256 that is not needed | is 256; expected 0 to 255, because the model's
+train JOB --data tokens.bin --steps 110 | <256~in~training 256~in~validation 256~that~is~not~needed> |
+  is 256; expected 0 to 255, because the model's
 convert <m.gguf m.bin> out | <1>: POINTER | '<1>'…LFS
 data tokenize <a.txt t_train.bin> out | <1>: POINTER | '<1>'…LFS
 data tokenize builtin out --tokenizer <tokenizer.model> | <1>: POINTER | '<1>'…LFS
@@ -210,8 +209,7 @@ data show <a.jsonl> | <1>: POINTER | '<1>'…LFS
 convert org/model-1B out | | HUB
 
 train --model gpt2-tiny | NUMBA_DISABLE_JIT=1 | ^NUMBA_DISABLE_JIT…unset it
-train --model gpt2-tiny | NUMBA_THREADING_LAYER=foo | ^NUMBA_THREADING_LAYER…unset it
-train --model gpt2-tiny | NUMBA_THREADING_LAYER= | ^NUMBA_THREADING_LAYER…unset it
+train --model gpt2-tiny | <NUMBA_THREADING_LAYER=foo NUMBA_THREADING_LAYER=> | ^NUMBA_THREADING_LAYER…unset it
 <train profile> JOB | 1 MB of memory | and 1.00 MB of memory are available; no B and T fit: try a smaller --model$
 profile | an allocation that fails | ^out of memory: Unable to allocate 49.1 MiB$ | 1
 train JOB | 600 MB of addresses |
@@ -220,8 +218,8 @@ train JOB | no /proc | ^/proc/none is not mounted, and only it tells how much me
 check residual --quick --variant vanilla | no temporary folder | set TMPDIR to another
 """
 """Commands, the fault (a file and its content, a variable, one of `FAULTS`), the line with ``…`` for anything, and the
-status if it is not 2. A row is one for each of the words in ``<>``, with a space for ``~``; other columns call the word
-``<1>``, that of a second ``<>`` ``<2>``."""
+status if it is not 2. A row is one for each of the words in ``<>`` of the command or fault, with a space for ``~``;
+other columns call the word ``<1>``, that of a second ``<>`` ``<2>``."""
 
 
 def setting(name, value):
@@ -269,47 +267,25 @@ FAULTS = {
         failing("tempfile._get_default_tempdir", FileNotFoundError(2, "No usable temporary directory found in"))(patch),
     ),
 }
-OTHER = os.fsdecode(b"folder\xff/k\xff.py")
-TRAIN = ["train", *NAMES["JOB"].split()]
+OTHER, TRAIN = os.fsdecode(b"folder\xff/k\xff.py"), ["train", *NAMES["JOB"].split()]
+DEEP = ('{"n_layer":' * 100_000, '{"n_layer": ' + "[" * 200 + "]" * 200 + "}")
+NOT_UTF8 = "a path that is not UTF-8", "numba compiles no file whose path is not UTF-8…rename it"
+COMPILING = [
+    *("check --quick", f"train {NAMES['JOB']} --swap residual_forward=mine", "inspect residual_forward mine"),
+    *("ab residual_forward vanilla mine --rounds 6", "new-kernel gelu_forward"),
+]
+STRANGE = NASTY.replace("\ud800", "")
 ROWS = [
-    *(
-        ([*TRAIN, "--model", model], "", words)
-        for model, words in [
-            ('{"n_layer":' * 100_000, "nested more than"),
-            ('{"n_layer": ' + "[" * 200 + "]" * 200 + "}", "nested more than"),
-            ('{"n_layer": ' + "1" * 5000 + "}", "not JSON"),
-            ("{" * 10_000, "not JSON"),
-        ]
-    ),
+    *(([*TRAIN, "--model", model], "", "nested more than") for model in DEEP),
+    *(([*TRAIN, "--model", model], "", "not JSON") for model in ('{"n_layer": ' + "1" * 5000 + "}", "{" * 10_000)),
     ([*TRAIN, "--config", "a.toml"], f"a.toml: x = {'[' * 50_000}", "expected TOML"),
     ([*TRAIN, "--config", "a.json"], "a.json: " + '{"lr":' * 10_000, "nested more than"),
     *(
         ([*TRAIN, f"--run={name}"], "", f"^--run {name!r}: expected up to 64 letters, digits, '.', '_' or '-'")
         for name in ("", "~", "a\\b", "a b", "a\nb", "a\n", "a\u202eb", "a\x1b[2J", "a\0b", "x" * 65, "x" * 300)
     ),
-    *(
-        ([word.replace("\ud800", "") for word in words], "", "")
-        for words in (
-            ["runs", "show", NASTY],
-            ["runs", "history", NASTY],
-            ["profile", "--program", "--model", NASTY],
-            [NASTY],
-        )
-    ),
-    *(
-        (
-            [*words.split(), OTHER],
-            "a path that is not UTF-8",
-            "numba compiles no file whose path is not UTF-8…rename it",
-        )
-        for words in [
-            "check --quick --kernels",
-            f"train {NAMES['JOB']} --swap residual_forward=mine --kernels",
-            "ab residual_forward vanilla mine --rounds 6 --kernels",
-            "inspect residual_forward mine --kernels",
-            "new-kernel gelu_forward --kernels",
-        ]
-    ),
+    *(([*words.split(), STRANGE], "", "") for words in ("runs show", "runs history", "profile --program --model", "")),
+    *(([*words.split(), "--kernels", OTHER], *NOT_UTF8) for words in COMPILING),
 ]
 """The rows that are no text."""
 
@@ -317,7 +293,7 @@ ROWS = [
 def rows():
     """Yield the rows: a command, its fault, its line, the status; ``LOADING`` is both verbs that load kernels."""
     for row in TABLE.replace("\n  ", " ").replace("LOADING", "<train~JOB kernels> --kernels mine.py").split("\n"):
-        sets = re.findall("<(.*?)>", row.partition(" | ")[0])
+        sets = re.findall(r"<(?!\d>)(.*?)>", " | ".join(row.split(" | ")[:2]))
         for words in itertools.product(*map(str.split, sets)) if row else ():
             text = row
             for n, (each, word) in enumerate(zip(sets, words, strict=True), 1):
@@ -379,8 +355,7 @@ def test_a_fault_costs_one_line(told, monkeypatch, command, fault, line, status)
     else:
         FAULTS[fault](monkeypatch)
     monkeypatch.setattr(Engine, "step", lambda *args, **more: pytest.fail("a step was made"))
-    before = registry.KERNELS.copy()
-    found = told(command, status)
+    before, found = registry.KERNELS.copy(), told(command, status)
     wanted = re.escape(line.removeprefix("^").removesuffix("$")).replace("…", ".*")
     assert re.search("^cpuopt: " * line.startswith("^") + wanted + "$" * line.endswith("$"), found), found
     hint, config, sizes = "did you mean" in found or "no such op" in found, "--config" in command, "{" in str(command)

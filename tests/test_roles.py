@@ -158,8 +158,7 @@ def twice(monkeypatch):
                 for bt in range(inp.shape[0]):
                     dweight[o, i] += np.float32(2) * dout[bt, o] * inp[bt, i]
 
-    made = {op.name: op for op in (twice_forward, twice_backward, *twice_backward.fusions)}
-    for name, op in made.items():
+    for name, op in {op.name: op for op in (twice_forward, twice_backward, *twice_backward.fusions)}.items():
         monkeypatch.setitem(ops.ALL, name, op)
 
 
@@ -167,9 +166,10 @@ def twice_of(x, weight):
     return emit(twice_forward, inp=x, weight=weight)
 
 
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=[pytest.mark.slow] * (name != ops.USUAL)) for name in ops.OPTIMIZERS]
-)
+EVERY = [pytest.param(name, marks=[pytest.mark.slow] * (name != ops.USUAL)) for name in ops.OPTIMIZERS]
+
+
+@pytest.mark.parametrize("optimizer", EVERY)
 def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, optimizer):
     def trained(fuse):
         model = model_of(lambda m, x, y: F.cross_entropy(twice_of(twice_of(m.a(x), m.b.weight), m.c.weight), y))

@@ -77,10 +77,8 @@ def test_roofs_come_back_from_json_and_flops_take_the_time_of_their_types():
 def test_a_step_in_bfloat16_is_held_against_the_peak_of_its_types():
     config = models.parse("gpt2-tiny")
     how = {"choice": Choice("optimized"), "fuse": usual("optimized", False), "threads": 1}
-    plain, narrow = (
-        build(config.module(), config.specs(2, 8), BuildOptions(dtype=dtype, **how)).program
-        for dtype in ("float32", "bfloat16")
-    )
+    options = (BuildOptions(dtype=dtype, **how) for dtype in ("float32", "bfloat16"))
+    plain, narrow = (build(config.module(), config.specs(2, 8), each).program for each in options)
     assert set(plain.work) == {"float32"}
     products = [c for c in narrow.step_calls if c.operands == "bfloat16"]
     read = {c.op.name.partition("_")[0] for c in products}
@@ -93,39 +91,27 @@ def test_a_step_in_bfloat16_is_held_against_the_peak_of_its_types():
 
 def test_the_tokens_below_which_memory_binds():
     """By hand, from the bytes: two readings of what products read, weight and moments twice, the copy once."""
-    moved = [4 + 4 + 8 + 16, 2 + 2 + 8 + 16 + 2, 2 + 2 + 8 + 8 + 2, 2 + 2 + 4 + 8]
-    assert [s.moved for s in SCHEMES] == moved
+    assert [s.moved for s in SCHEMES] == [4 + 4 + 8 + 16, 2 + 2 + 8 + 16 + 2, 2 + 2 + 8 + 8 + 2, 2 + 2 + 4 + 8]
     # 100 GFLOP/s, of bfloat16 200, and 5 GB/s
     assert [s.tokens(ROOFS) for s in SCHEMES] == pytest.approx([32 * 20 / 6, 30 * 40 / 6, 22 * 40 / 6, 16 * 40 / 6])
 
 
 def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None, types=("float32",)):
-    kernels = [f"{op.lower().replace(' ', '_')}[k]"]
-    more = {"kernels": kernels, "layer": layer, "imbalance": imbalance, "types": types}
+    more = {"kernels": [f"{op.lower().replace(' ', '_')}[k]"], "layer": layer, "imbalance": imbalance, "types": types}
     return SimpleNamespace(op=op, ms=ms, of_roof=of_roof, roof=roof, **more)
 
 
 def told(mfu, ops, layers=()):
     """What is said of a profile."""
-    return profiles.words(
-        SimpleNamespace(
-            step_ms={"mean": 200.0},
-            mfu=mfu,
-            threads=2,
-            ops=ops,
-            layers=[*layers] or LAYERS,
-            model="gpt2-tiny",
-            B=2,
-            T=8,
-        )
-    )
+    step = {"step_ms": {"mean": 200.0}, "mfu": mfu, "threads": 2, "model": "gpt2-tiny", "B": 2, "T": 8}
+    return profiles.words(SimpleNamespace(**step, ops=ops, layers=[*layers] or LAYERS))
 
 
-LAYERS = [
-    row("matmul_forward", 90, 90, layer="h.0.mlp"),
-    row("gelu_forward", 20, 5, "L3", "h.0.mlp"),
-    row("gelu_forward", 20, 5, "L3", "h.11.mlp"),
-]
+GELU = [row("gelu_forward", 20, 5, "L3", layer) for layer in ("h.0.mlp", "h.11.mlp")]
+LAYERS = [row("matmul_forward", 90, 90, layer="h.0.mlp"), *GELU]
+
+
+NEXT = "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py --model gpt2-tiny -B 2 -T 8"
 
 
 def test_words():
@@ -133,8 +119,7 @@ def test_words():
     assert told(60.0, ops) == (
         "A step takes 200 ms, 60 % of the FMA peak of 2 threads (MFU). matmul is 75 % of it, at 86 % of its roof. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 38.0 ms above the L3 roof (5 % of it). "
-        "Threads wait most in gelu_forward: the slowest takes 1.50 times the mean. "
-        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py --model gpt2-tiny -B 2 -T 8"
+        f"Threads wait most in gelu_forward: the slowest takes 1.50 times the mean. {NEXT}"
     )
     assert told(None, [row("Matmul Forward", 150, None)]) == "A step takes 200 ms. matmul is 75 % of it."
     assert told(60.0, [row("Matmul Forward", 150, 40, "bf16", types=("bfloat16", "float32"))]).startswith(
@@ -143,11 +128,11 @@ def test_words():
 
 
 def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
-    layers = row("matmul_forward", 90, 319, layer="h.0.mlp"), row("gelu_forward", 20, 5, "L3", "h.0.mlp")
+    layers = row("matmul_forward", 90, 319, layer="h.0.mlp"), GELU[0]
     assert told(160.0, [row("Matmul Forward", 90, 319), row("GELU Forward", 40, 5, "L3")], layers) == (
         "A step takes 200 ms. matmul is 45 % of it. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it). "
-        "Next: cpuopt new-kernel gelu_forward; cpuopt lab gelu_forward.py --model gpt2-tiny -B 2 -T 8"
+        f"{NEXT}"
     )
     assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 
@@ -165,8 +150,7 @@ def test_fma_does_the_operations_that_are_counted():
     x, sums = np.r_[np.full(LANES, 0.5), np.ones(LANES)].astype(np.float32), np.zeros(4, np.float32)
     kernels.fma(x, sums, 3, 2)
     # a chain is 0.5, then 0.5 * 0.5 + 1, then 1.25 * 0.5 + 1: two multiply-adds
-    assert sums.tolist() == [kernels.CHAINS * LANES * 1.625] * 3 + [0]
-    assert kernels.FLOPS == 2 * kernels.CHAINS * LANES
+    assert (sums.tolist(), kernels.FLOPS) == ([kernels.CHAINS * LANES * 1.625] * 3 + [0], 2 * kernels.CHAINS * LANES)
 
 
 def test_pairs_do_the_operations_that_are_counted():
@@ -180,8 +164,7 @@ def test_pairs_do_the_operations_that_are_counted():
 
 
 def test_streams_touch_every_float_that_is_counted_and_no_other():
-    sums = np.zeros(4, np.float32)
-    x = floats()
+    sums, x = np.zeros(4, np.float32), floats()
     kernels.read(x, sums, 2, N, 3)
     extra = np.array([4 * x[i * N : i * N + LANES].sum() for i in range(2)])
     np.testing.assert_allclose(sums[:2], 3 * (x[: 2 * N].reshape(2, N).sum(1) + extra), rtol=1e-4, atol=1e-2)
@@ -224,8 +207,8 @@ def test_figures_have_their_units(monkeypatch):
     found = machine.Measurement(FakeMachine(monkeypatch), samples_s=1e-3).run([1, 2])
     assert found[2].gflops == pytest.approx(2 * found[1].gflops, rel=1e-3)
     assert found[1].gflops == pytest.approx(2 * LANES / 0.25, rel=1e-3)
-    assert found[2].bf16_gflops == pytest.approx(2 * found[2].gflops, rel=1e-3)
-    assert found[2].int8_gflops == pytest.approx(4 * found[2].gflops, rel=1e-3)
+    narrow, gflops = [found[2].bf16_gflops, found[2].int8_gflops], found[2].gflops
+    assert narrow == pytest.approx([2 * gflops, 4 * gflops], rel=1e-3)
     assert found[1].launch_us == pytest.approx(3, rel=1e-3)
     assert {n for r in found.values() for n in r.gbs} == {v.name for v in found[1].levels}
     for by_kind in (kinds for r in found.values() for kinds in r.gbs.values()):
@@ -242,8 +225,7 @@ def test_a_core_that_is_taken_away_does_not_end_the_search_for_rounds(monkeypatc
 
 
 def test_threads_that_bring_nothing_are_doubted():
-    one = replace(ROOFS, threads=1)
-    slow = {**ROOFS.gbs, "L2": {"read": 15}}
+    one, slow = replace(ROOFS, threads=1), {**ROOFS.gbs, "L2": {"read": 15}}
     assert machine.poor(one, one) == machine.poor(replace(ROOFS, gflops=150.0), one) == []
     assert machine.poor(replace(ROOFS, gflops=110.0), one) == ["2 threads reach 110 GFLOP/s and one reaches 100"]
     assert machine.poor(replace(ROOFS, gflops=150.0, gbs=slow), one) == ["2 threads get less than one from L2"]
@@ -264,9 +246,10 @@ def test_roofs_are_kept_for_this_machine_and_measured_once(runs, monkeypatch):
     assert machine.stored() == {}
 
 
-@pytest.mark.parametrize(
-    "change", [{"bf16_gflops": None, "bf16_by": ""}, {"bf16_by": "another"}, {"int8_by": "another"}]
-)
+NO_PEAK = {"bf16_gflops": None, "bf16_by": ""}
+
+
+@pytest.mark.parametrize("change", [NO_PEAK, {"bf16_by": "another"}, {"int8_by": "another"}])
 def test_kept_roofs_without_a_peak_are_measured_again(runs, change):
     machine.store({1: replace(ROOFS, threads=1), 2: replace(ROOFS, gflops=900.0, **change)})
     assert machine.stored() == {1: replace(ROOFS, threads=1)}
@@ -305,8 +288,7 @@ def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(runs
     said = "gelu_forward passed a roof, so these were raised: FMA from 100 to 150 GFLOP/s"
     assert machine.raised(ROOFS, [fast]) == (better, [said])
     assert (machine.stored(), runs.counts) == ({2: better}, [[2]])
-    faster = fast._replace(ns=4e3)
-    assert machine.raised(better, [faster])[0] == machine.stored()[2] == replace(better, gflops=250.0)
+    assert machine.raised(better, [fast._replace(ns=4e3)])[0] == machine.stored()[2] == replace(better, gflops=250.0)
     assert runs.counts == [[2]]
 
 
@@ -320,9 +302,7 @@ def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(runs
     ],
 )
 def test_a_call_raises_the_roofs_that_it_proves_too_low(flops, nbytes, ns, changes):
-    call = TimedCall("adamw", ns, flops, nbytes)
-    found = ROOFS.proven(call)
-    assert found == replace(ROOFS, **changes)
+    assert ROOFS.proven(TimedCall("adamw", ns, flops, nbytes)) == replace(ROOFS, **changes)
     assert (ROOFS.bound(flops, nbytes)[0] > ns) == (changes != {} or nbytes == 12_100)
 
 
@@ -344,8 +324,7 @@ def test_roofs_are_monotone_however_they_were_measured():
     }
     assert contradictions(measured)
     found = machine.store(measured)
-    assert contradictions(found) == []
-    assert found == machine.stored()
+    assert (contradictions(found), found) == ([], machine.stored())
     assert (found[2].gflops, found[4].gbs["memory"]["read"]) == (117.5, 7)
 
 
@@ -386,8 +365,7 @@ def test_a_file_that_cannot_be_used_is_measured_anew(text):
 def test_a_slow_threading_layer_is_said_with_what_to_install(monkeypatch):
     assert machine.slow_layer() is None
     monkeypatch.setattr(threads, "threading_layer", lambda: "workqueue")
-    assert "'workqueue'" in machine.slow_layer()
-    assert "apt install libgomp1" in machine.slow_layer()
+    assert all(words in machine.slow_layer() for words in ("'workqueue'", "apt install libgomp1"))
 
 
 def test_threads_that_share_cores_are_named_though_the_system_hides_it(monkeypatch):
@@ -406,14 +384,12 @@ def test_threads_that_share_cores_are_named_though_the_system_hides_it(monkeypat
 @pytest.mark.usefixtures("runs")
 def test_the_verb(capsys):
     content = ran(capsys, "machine")
-    assert content["measured_now"] == [1, 2, 4]
-    assert from_json(Roofs, content["roofs"]["2"]) == ROOFS
+    assert (content["measured_now"], from_json(Roofs, content["roofs"]["2"])) == ([1, 2, 4], ROOFS)
     assert content["noise"].keys() >= {"others_cores", "load_average", "mhz", "quota_cores"}
     out = printed(capsys, "machine")
     assert all(words in out for words in ("FMA, GFLOP/s", "L1 copy, GB/s", "now: other processes use"))
-    assert re.search(rf"bf16, GFLOP/s, by {kernels.BF16_BY} +200.0", out)
-    assert re.search(rf"int8, GOP/s, by {kernels.INT8_BY} +400.0", out)
-    assert re.search(r"T\*, bf16: 30 B +200 +200", out)
+    rates = (f"bf16, GFLOP/s, by {kernels.BF16_BY} +200.0", f"int8, GOP/s, by {kernels.INT8_BY} +400.0")
+    assert all(re.search(shown, out) for shown in (*rates, r"T\*, bf16: 30 B +200 +200"))
     assert max(map(len, out.partition("GB/s")[2].partition("measured")[0].splitlines())) <= 80
     assert content["schemes"][1] == {"name": "bf16", "moved_bytes": 30, "tokens": dict.fromkeys("124", 200.0)}
 
@@ -438,8 +414,7 @@ def test_a_region_tells_how_even_its_threads_are():
     work(x, 1, 1)
     before = totals.copy()
     work(x, 300_000, 0)
-    alone = totals - before
-    before = totals.copy()
+    alone, before = totals - before, totals.copy()
     work(x, 100_000, 100_000)
     even = totals - before
     assert alone[2] == even[2] == 1

@@ -2,10 +2,7 @@
 
 import html
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numba import prange
+from verbs import process
 
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
@@ -41,10 +39,8 @@ def simulate(work, by_ticket, n, start=0):
             heapreplace(free, free[0] + ns)  # the thread that is free first takes the next
         slowest = max(free)
     else:
-        shares = [work[len(work) * i // n : len(work) * (i + 1) // n] for i in range(n)]
-        slowest = max(map(sum, shares))
-    largest = 1 if by_ticket else -(-len(work) // n)
-    return Region(slowest + start, slowest, sum(work), len(work), largest, by_ticket)
+        slowest = max(sum(work[len(work) * i // n : len(work) * (i + 1) // n]) for i in range(n))
+    return Region(slowest + start, slowest, sum(work), len(work), 1 if by_ticket else -(-len(work) // n), by_ticket)
 
 
 def call(serial, regions, n):
@@ -88,29 +84,27 @@ def test_losses_add_up_and_each_has_its_reason(n):
         assert sum(found.values()) == pytest.approx(many.wall - one.wall / n)
         return {reason: round(ns) for reason, ns in found.items() if abs(ns) > 2}
 
-    assert lost() == {}
-    assert lost(serial=n * 100) == {"serial": n * 100 - 100}
-    assert lost(start=5_000) == {"start": 5_000}
-    assert lost(slower=2) == {"shared": 64_000_000 // n}
+    assert (lost(), lost(serial=n * 100)) == ({}, {"serial": n * 100 - 100})
+    assert (lost(start=5_000), lost(slower=2)) == ({"start": 5_000}, {"shared": 64_000_000 // n})
     assert lost(work=[64_000_000]) == {"imbalance": 64_000_000 - 64_000_000 // n}
 
 
+ONE = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
+
+
 def test_memory_bounds_a_prediction_whatever_the_threads():
-    one = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
-    assert predict(one, 16, 0.0).wall == 500_000
-    bound = predict(one, 16, 0.0, least_ns=2e6)
-    assert bound.wall == 2_000_000
-    assert losses(one, bound, 16)["shared"] == pytest.approx(1_500_000)
-    calls = [CallTimes("op", "layer", {1: one}, {1: one, 16: one}, nbytes=160_000_000)]
+    assert predict(ONE, 16, 0.0).wall == 500_000
+    bound = predict(ONE, 16, 0.0, least_ns=2e6)
+    assert (bound.wall, losses(ONE, bound, 16)["shared"]) == (2_000_000, pytest.approx(1_500_000))
+    calls = [CallTimes("op", "layer", {1: ONE}, {1: ONE, 16: ONE}, nbytes=160_000_000)]
     assert row("op", calls, Model(Starts({1: 0.0}), {16: 80.0})).predicted_ms == {16: 2.0}
 
 
 def test_caches_and_nodes_let_a_call_move_more_bytes():
-    one = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
     model = Model(Starts({1: 0.0}), {16: 80.0}, caches=4, nodes=2)
 
     def ms(held, updates, model=model):
-        calls = [CallTimes("op", "layer", {1: one}, {1: one, 16: one}, 160_000_000, held, updates)]
+        calls = [CallTimes("op", "layer", {1: ONE}, {1: ONE, 16: ONE}, 160_000_000, held, updates)]
         return row("op", calls, model).predicted_ms[16]
 
     assert ms(held=False, updates=True) == 2.0  # 160 MB at 80 GB/s
@@ -124,36 +118,30 @@ def test_caches_and_nodes_let_a_call_move_more_bytes():
 
 
 def test_what_is_missed_of_the_threads_that_ran_recurs_with_each_doubling():
-    one = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
     two = Timed(5e6, [Region(5_000_000, 5_000_000, 10_000_000, 64, 32, False)])
-    call = CallTimes("op", "layer", {1: one, 2: two}, {1: one, 2: one, 16: one})
+    call = CallTimes("op", "layer", {1: ONE, 2: two}, {1: ONE, 2: ONE, 16: ONE})
     model = Model(Starts({1: 0.0, 2: 0.0}), {2: 80.0, 16: 80.0}).fitted([call])
     assert model.missed == 1.25
     assert model.predict(call, 2).wall == 4e6  # as one thread says: it is what the measured time is compared with
-    assert model.predict(call, 16).wall == 2 * 5e5
-    assert Model(Starts({1: 0.0}), {16: 80.0}).fitted([call]).missed == 1.0
-    faster = replace(call, measured={1: one, 2: Timed(3e6)})  # as caches of more cores let it be, but not each doubling
+    assert (model.predict(call, 16).wall, Model(Starts({1: 0.0}), {16: 80.0}).fitted([call]).missed) == (2 * 5e5, 1.0)
+    faster = replace(call, measured={1: ONE, 2: Timed(3e6)})  # as caches of more cores let it be, but not each doubling
     assert Model(Starts({1: 0.0, 2: 0.0}), {2: 80.0}).fitted([faster]).missed == 1.0
 
 
 def test_starts_grow_with_each_doubling_beyond_those_measured():
     assert [Starts(STARTS)(n) for n in (1, 2, 4, 64)] == [1_000, 3_000, 5_000, 13_000]
-    assert Starts({1: 1_000, 2: 3_000, 4: 9_000})(16) == 17_000
-    assert Starts({1: 1_000})(64) == 1_000
+    assert (Starts({1: 1_000, 2: 3_000, 4: 9_000})(16), Starts({1: 1_000})(64)) == (17_000, 1_000)
     ran = [Region(9, ns, ns, 1, 1, False) for ns in (1, 8, 3, 7, 0)]
-    assert start_of([Timed(50, ran), Timed(3)]) == 9 - 7
-    assert start_of([Timed(3)]) == 0
+    assert (start_of([Timed(50, ran), Timed(3)]), start_of([Timed(3)])) == (9 - 7, 0)
 
 
 def test_rows_sum_calls():
     one, two = (call(10_000, [([20_000] * 8, True)], n) for n in (1, 2))
     calls = [CallTimes("op", layer, {1: one, 2: two}, {1: one, 2: one}) for layer in "ab"]
     r = row("op", calls, Model(Starts(STARTS), {2: 1.0}))
-    assert r.calls == 2
-    assert r.ms == {1: pytest.approx(0.342), 2: pytest.approx(0.186)}
+    assert (r.calls, r.ms) == (2, {1: pytest.approx(0.342), 2: pytest.approx(0.186)})
     assert r.efficiency[2] == pytest.approx(342 / 2 / 186)
-    assert r.ms[2] - r.ms[1] / 2 == pytest.approx(sum(r.lost_ms[2].values()))
-    assert r.predicted_ms == {2: r.ms[2]}
+    assert (r.ms[2] - r.ms[1] / 2, r.predicted_ms) == (pytest.approx(sum(r.lost_ms[2].values())), {2: r.ms[2]})
     assert r.chunks == {1: 8, 2: 8}
 
 
@@ -196,10 +184,8 @@ def test_the_log_counts_the_chunks_of_each_region():
         log.follow(None)
         work(x, 11, queue, 16, 37)
         found = [(r.chunks, r.largest, r.by_ticket) for r in log.regions()]
-        assert found[:2] == [(11, 6, False), (37, 1, True)]
-        assert found[2:4] == [(0, 0, False), (3, 2, False)]
-        assert found[4:] == [(11, 6, False), (16, 8, False)]
-        assert log.regions() == []
+        assert (found[:2], found[2:4]) == ([(11, 6, False), (37, 1, True)], [(0, 0, False), (3, 2, False)])
+        assert (found[4:], log.regions()) == ([(11, 6, False), (16, 8, False)], [])
         work(x, 11, queue, 16, 37)
         assert all(0 < r.slowest <= r.work and r.slowest <= r.wall for r in log.regions())
     finally:
@@ -224,8 +210,7 @@ def test_each_part_of_a_region_is_listed_with_its_thread_and_its_time():
         parts.take()
         start = time.perf_counter_ns()
         work(x, 300_000)
-        end = time.perf_counter_ns()
-        found = parts.take()
+        end, found = time.perf_counter_ns(), parts.take()
         assert len({*found[:, 0]}) == len(found) == 2
         assert threading.get_ident() in found[:, 0]  # which is what pthread_self returns
         assert start <= found[:, 1].min() <= found[:, 2].max() <= end
@@ -246,44 +231,36 @@ def said(tmp_path_factory):
     small = '{"model": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 256, "block_size": 64}'
     words = ["scale", "--model", small, "-B", "2", "-T", "64", "--steps", "3", "--threads", "1,2"]
     words += ["--project", "16,64", "--bandwidth", "80", "--caches", "8", "--nodes", "2", "--json"]
-    words += ["--html", str(folder / "page.html")]
-    command = [sys.executable, "-m", "cpuopt", *words, "--runs", str(folder)]
-    environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = process(*words, "--html", str(folder / "page.html"), "--runs", str(folder))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), (folder / "page.html").read_text()
 
 
 def test_the_verb_measures_and_predicts(said):
     found, page = said
-    assert found["threads"] == [1, 2]
-    assert found["projected"] == [16, 64]
+    assert (found["threads"], found["projected"]) == ([1, 2], [16, 64])
     for r in (found["step"], *found["ops"], *found["layers"]):
         assert r["ms"].keys() == {"1", "2"}
         assert sum(r["lost_ms"]["2"].values()) == pytest.approx(r["ms"]["2"] - r["ms"]["1"] / 2)
         assert r["predicted_ms"].keys() == {"2", "16", "64"}
         for n in 16, 64:
             lost, ms = r["predicted_lost_ms"][str(n)], r["predicted_ms"][str(n)]
-            assert lost.keys() == {*REASONS}
-            assert sum(lost.values()) == pytest.approx(ms - r["ms"]["1"] / n)
+            assert (lost.keys(), sum(lost.values())) == ({*REASONS}, pytest.approx(ms - r["ms"]["1"] / n))
     assert found["step"]["ms"]["2"] == pytest.approx(sum(r["ms"]["2"] for r in found["ops"]))
     assert found["gbs"]["64"] == 80
     for words in "80 GB/s", "8 caches", "2 nodes", "never checked on a real machine":
         assert any(words in a for a in found["assumptions"])
     assert (found["caches"], found["nodes"]) == (8, 2)
     assert found["pool_bytes"] > 0
-    for name in "perfect", "measured", "predicted", *REASONS:
-        assert name in page
+    colours = (f".line{i} {{" for i in range(3))  # of each line
+    assert all(text in page for text in ("perfect", "measured", "predicted", *REASONS, *colours))
     assert all(what in html.unescape(page) for what in MEANING.values())
-    for i in range(3):
-        assert f".line{i} {{" in page  # each line has a colour
 
 
 def test_the_table_explains_its_losses_and_shows_no_minus_zero():
     lost = {"serial": 1.0, "start": -2.0, "imbalance": 0.5, "shared": -1e-6}
     times = {"name": "step", "ms": {1: 4.0, 2: 3.0}, "efficiency": {1: 1.0, 2: 0.67}, "lost_ms": {2: lost}}
-    shown = report.measured([], SimpleNamespace(**times), 2, "op")
-    text = rendered.as_text(shown)
+    text = rendered.as_text(report.measured([], SimpleNamespace(**times), 2, "op"))
     assert "-0.0" not in text
     assert "-2.000" in text
     for reason, what in MEANING.items():
@@ -291,10 +268,8 @@ def test_the_table_explains_its_losses_and_shows_no_minus_zero():
 
 
 def test_ops_with_fewer_chunks_than_threads_and_arrays_of_several_caches_are_named():
-    few, enough = (
-        SimpleNamespace(name=name, chunks={16: chunks}, predicted_lost_ms={16: {"imbalance": 1.5}})
-        for name, chunks in (("attention_forward", 12), ("gelu_forward", 16))
-    )
+    lost, chunks = {"predicted_lost_ms": {16: {"imbalance": 1.5}}}, {"attention_forward": 12, "gelu_forward": 16}
+    few, enough = (SimpleNamespace(name=name, chunks={16: n}, **lost) for name, n in chunks.items())
     turns = [InTurn(["wte", "m"], ["a", "b"], 463 << 20), InTurn(["loss"], ["c", "d"], 4)]
     s = SimpleNamespace(projected=[4, 16], ops=[few, enough], in_turn=turns, pool_bytes=10**9, caches=2)
     assert report.idle(s) == "fewer chunks than 16 threads: attention_forward 12 (1.5 ms lost)"
@@ -329,5 +304,4 @@ def test_the_instruments_own_time_is_no_part_of_a_step():
         passes(3)
         watch.run([bound, bound])
     ((between, calls),) = watch.found[1, 1]
-    assert [timed.wall for _, timed in calls] == [10, 10]
-    assert between == 3
+    assert ([timed.wall for _, timed in calls], between) == ([10, 10], 3)

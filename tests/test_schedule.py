@@ -11,15 +11,9 @@ def rates(name, steps, warmup=0, peak=1.0, end=0.0):
     return [rate(name, s, steps=steps, warmup=warmup, peak=peak, end=end) for s in range(1, steps + 1)]
 
 
-def test_constant():
+def test_constant_linear_and_cosine():
     assert rates("constant", 5, peak=0.3, end=0.1) == [0.3] * 5
-
-
-def test_linear():
     assert rates("linear", 4, peak=2.0, end=1.0) == pytest.approx([2, 1.75, 1.5, 1.25])
-
-
-def test_cosine():
     assert rates("cosine", 4) == pytest.approx([1, (1 + cos(pi / 4)) / 2, 0.5, (1 + cos(3 * pi / 4)) / 2])
     assert rates("cosine", 4, peak=3.0, end=1.0)[2] == pytest.approx(2)
 

@@ -27,12 +27,10 @@ from cpuopt.measure.profile import UNACCOUNTED, Profile
 from cpuopt.measure.scaling import REASONS
 from cpuopt.report import ab, bench, check, console, inspect, lines, records, scale, sweep, tables, tune
 
-OP = max(ops.ALL, key=len)
-LABEL = max((op.label for op in ops.ALL.values()), key=len)
+OP, LABEL = max(ops.ALL, key=len), max((op.label for op in ops.ALL.values()), key=len)
 LAYERS = ("model.embed_tokens", "model.layers.27.self_attn.o_proj", "h.47.mlp.c_fc", "lm_head")
 VERDICTS = ("no difference shown", "inconclusive", "faster")
-SIZES = {"BT": 16384, "C": 1600, "OC": 50304}
-RUN = f"20261231-235959-ab-{OP}-generated-optimized.12"
+SIZES, RUN = {"BT": 16384, "C": 1600, "OC": 50304}, f"20261231-235959-ab-{OP}-generated-optimized.12"
 RATIO = {"median": 10.254, "low": 10.107, "high": 10.498}
 LEVELS = [{"name": "L1", "nbytes": 32768, "sharers": 1}, {"name": "memory", "nbytes": None, "sharers": 2}]
 ROOFS = {"threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [], "levels": LEVELS}
@@ -47,12 +45,9 @@ def figures(**more):
 
 def profile():
     found = ["optimized", "generated"]
-    kernels = [f"{OP}[{v}]" for v in found]
-    labels = [op.label for op in ops.ALL.values()]
-    layers = [
-        figures(op=op, layer=layer, variant=v, phase="backward")
-        for (op, layer, v) in product((OP, "adamw"), LAYERS, found)
-    ]
+    kernels, labels = [f"{OP}[{v}]" for v in found], [op.label for op in ops.ALL.values()]
+    calls = product((OP, "adamw"), LAYERS, found)
+    layers = [figures(op=op, layer=layer, variant=v, phase="backward") for op, layer, v in calls]
     p = {"model": "llama3.2-1B", "B": 64, "T": 1024, "threads": 192, "threading_layer": "workqueue"}
     p |= {"variant": "optimized", "swaps": [f"{OP}@model.layers.*=generated"], "steps": 200, "warmup": 10}
     p |= {"step_ms": {"median": 12345.6, "min": 12345.6, "max": 12345.6, "mean": 12345.6}, "tokens_per_s": 123456.7}
@@ -99,10 +94,8 @@ def peers():
     names = ["torch-compile", "transformers", "optimized"]
     record = {"model": {"name": "gpt2-1558M"}, "variant": "optimized", "swap": [], "threads": 192, "rounds": 10}
     refused = {**result, "peer": names[0], "ratio": None, "refused": "other losses"}
-    record |= {
-        "results": [*({**result, "peer": n} for n in names), refused],
-        "geometric_mean": dict.fromkeys(names, RATIO),
-    }
+    record |= {"geometric_mean": dict.fromkeys(names, RATIO)}
+    record |= {"results": [*({**result, "peer": n} for n in names), refused]}
     fastest = [{"B": 128, "T": 1024, "peer": names[0], "of": names, "ratio": RATIO}]
     return {**record, "machine": {"cpu": "Intel(R) Xeon(R) Platinum 8488C"}, "faster": fastest}
 
@@ -136,11 +129,9 @@ def checked():
 
 
 def differences():
-    rows = [
-        {"op": op, "a_ms": 12345.6, "b_ms": 12345.6, "ratio": 10.25, "low": 10.11, "high": 10.5, "level": 95}
-        | {"verdict": v, "same_kernels": False}
-        for op, v in product((LABEL, "step"), VERDICTS)
-    ]
+    row = {"a_ms": 12345.6, "b_ms": 12345.6, "ratio": 10.25, "low": 10.11, "high": 10.5, "level": 95}
+    row["same_kernels"] = False
+    rows = [{"op": op, "verdict": v, **row} for op, v in product((LABEL, "step"), VERDICTS)]
     both = {"a": RUN, "b": RUN, "noise": 0.0123, "rows": rows, "only_a": [LABEL], "only_b": [], "doubts": []}
     return records.comparison(both)
 
@@ -176,24 +167,22 @@ def scaled():
 
 LISTED = SimpleNamespace(path=Path("runs", RUN), what=f"{OP}: generated against optimized: faster", trouble="")
 HOSTS = [["ip-10-0-112-134.eu-central-1.compute.internal", *range(0, 192, 2)]] * 2
-KERNELS = [
-    {"op": op, "variant": v, "label": LABEL}
-    for op, v in product((OP, "adamw"), ("vanilla", "optimized", "generated", "blas"))
-]
+FOUR = ("vanilla", "optimized", "generated", "blas")
+KERNELS = [{"op": op, "variant": v, "label": LABEL} for op, v in product((OP, "adamw"), FOUR)]
 SCREENS = {
     "profile --lines": lambda: [*lines.tables([sampled(2), sampled(192)])],
     "profile": lambda: tables.profile_tables(profile()),
     "scale --detail": scaled,
+    "runs compare": differences,
+    "inspect": inspected,
     "profile --detail": lambda: tables.profile_tables(profile(), detail=True),
     "ab": lambda: ab.tables(comparison(), f"runs/{RUN}"),
     "bench": lambda: bench.tables(peers()),
     "tune": lambda: tune.tables(tuned(), f"runs/{RUN}"),
+    "sweep": lambda: sweep.tables(swept(), RUN),
     "check": lambda: check.tables(checked(), 123456, (1, 2, 192)),
     "check --detail": lambda: check.tables(checked(), 123456, (1, 2, 192), detail=True),
     "runs list": lambda: records.listing([LISTED] * 2, Path("runs")),
-    "runs compare": differences,
-    "inspect": inspected,
-    "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(KERNELS),
     "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),
     "train --ranks": lambda: console.ranks_table(HOSTS, [96] * 2),
@@ -242,8 +231,7 @@ def test_a_message_is_a_line_and_on_a_terminal_breaks_no_word(terminal):
     file = io.StringIO()
     console.put(console.Plain(file=file, width=60, force_terminal=terminal, color_system=None), said.strip())
     lines = file.getvalue().splitlines()
-    assert " ".join(lines) == said.strip()
-    assert (len(lines) > 1, max(map(len, lines)) <= 60) == (terminal, terminal)
+    assert (" ".join(lines), len(lines) > 1, max(map(len, lines)) <= 60) == (said.strip(), terminal, terminal)
 
 
 def test_an_error_breaks_no_word_on_a_terminal(capsys, monkeypatch):

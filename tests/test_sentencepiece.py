@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 from golden.llama2c import draw
-from verbs import fails
+from verbs import fails, refused
 
 from cpuopt import cli
 from cpuopt.data.sentencepiece import read_pieces
 from cpuopt.data.tokenizers import get_tokenizer
-from cpuopt.errors import UserError
 from cpuopt.models.llama import Config
 from cpuopt.weights import Marks, open_weights, save_weights
 
 HERE = Path(__file__).parent / "golden" / "sentencepiece"
 GOLDEN = json.loads((HERE / "ids.json").read_text())
 SIZES = Config(410, 16, 32, 1, 2, 1, 8, 32, tie_word_embeddings=True)
+READ = draw(SIZES.shapes(), 3).__getitem__
 
 
 @pytest.fixture
@@ -39,11 +39,9 @@ def folder(tmp_path):
 @pytest.mark.parametrize("kind", GOLDEN["ids"])
 def test_texts_have_the_ids_of_the_library(folder, kind):
     t = get_tokenizer(folder(kind))
-    assert [t.encode(text) for text in GOLDEN["texts"]] == GOLDEN["ids"][kind]
-    assert t.name == "tokenizer.model"
+    assert ([t.encode(text) for text in GOLDEN["texts"]], t.name) == (GOLDEN["ids"][kind], "tokenizer.model")
     if kind != "unigram":  # which has pieces for neither all characters nor all bytes
-        space = b" " * (kind == "bpe")
-        plain = [text for text in GOLDEN["texts"] if text and "▁" not in text]
+        space, plain = b" " * (kind == "bpe"), [text for text in GOLDEN["texts"] if text and "▁" not in text]
         assert all(b"".join(map(t.token_bytes, t.encode(x))) == space + x.encode() for x in plain)
 
 
@@ -55,8 +53,7 @@ def test_a_model_names_its_special_tokens(folder):
         t = get_tokenizer(folder(kind))
         assert (t.eot, t.end, t.stops, t.pad) == (begin, end, {end}, pad)
         named = dict(zip(("bos_token", "eos_token", "pad_token"), texts, strict=False))
-        assert t.special_tokens == {**named, "unk_token": "<unk>"}
-        assert t.start("a") == [begin, *t.encode("a")]
+        assert (t.special_tokens, t.start("a")) == ({**named, "unk_token": "<unk>"}, [begin, *t.encode("a")])
 
 
 def test_files_beside_it_add_tokens_and_come_first(folder):
@@ -73,7 +70,7 @@ def test_files_beside_it_add_tokens_and_come_first(folder):
 
 def test_a_directory_of_it_goes_into_gguf_and_back(folder, tmp_path, capsys):
     path = folder("bpe", added_tokens={"<|turn|>": 405})
-    save_weights(tmp_path / "hf", SIZES, draw(SIZES.shapes(), 3).__getitem__, tokenizer=f"{path}/tokenizer.model")
+    save_weights(tmp_path / "hf", SIZES, READ, tokenizer=f"{path}/tokenizer.model")
     first = get_tokenizer(str(tmp_path / "hf"))
     assert first.id_of("<|turn|>") == 405
     assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "m.gguf")]) == 0
@@ -82,23 +79,20 @@ def test_a_directory_of_it_goes_into_gguf_and_back(folder, tmp_path, capsys):
     plain = [text for text in GOLDEN["texts"] if text and "<sep>" not in text]
     assert [t.start(x) for x in plain] == [first.start(x) for x in plain]
     folder("unigram", added_tokens={})
-    with pytest.raises(UserError, match="GGUF cannot say a model of the kind 'unigram'"):
-        save_weights(tmp_path / "n.gguf", SIZES, draw(SIZES.shapes(), 3).__getitem__, tokenizer=path)
+    given = (tmp_path / "n.gguf", SIZES, READ)
+    fails("GGUF cannot say a model of the kind 'unigram'", save_weights, *given, tokenizer=path)
     assert not (tmp_path / "n.gguf").exists()
 
 
 def test_a_tokenizer_json_comes_first(folder, tmp_path):
     path = folder("bpe")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json' is no tokenizer"):  # and no other is taken unseen
-        get_tokenizer(path)
+    fails(r"tokenizer\.json' is no tokenizer", get_tokenizer, path)  # and no other is taken unseen
 
 
 def test_a_table_that_blows_text_up_is_refused(folder, tmp_path):
-    path = folder("unigram")
-    content = (tmp_path / "tokenizer.model").read_bytes()
-    table = read_pieces(content).charsmap
-    grown = table + b"x" * 2000 + b"\0"
+    path, content = folder("unigram"), (tmp_path / "tokenizer.model").read_bytes()
+    grown = read_pieces(content).charsmap + b"x" * 2000 + b"\0"
     rest = b"\x1a" + _size(len(grown) + 3) + b"\x12" + _size(len(grown)) + grown
     (tmp_path / "tokenizer.model").write_bytes(content + rest)
     fails("make a text more than 1024 times as long", get_tokenizer, path)
@@ -110,7 +104,7 @@ def _size(n):
 
 @pytest.mark.parametrize("verb", ["train", "eval", "generate", "data show"])
 def test_weights_without_a_tokenizer_are_refused_for_text(verb, tmp_path, capsys):
-    save_weights(tmp_path / "hf", SIZES, draw(SIZES.shapes(), 3).__getitem__, marks=Marks())
+    save_weights(tmp_path / "hf", SIZES, READ, marks=Marks())
     assert open_weights(tmp_path / "hf").tokenizer is None
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n' * 20)
     flags = {
@@ -119,8 +113,7 @@ def test_weights_without_a_tokenizer_are_refused_for_text(verb, tmp_path, capsys
         "generate": ["generate", "--prompt", "a", "--max-tokens", "1"],
         "data show": ["data", "show", str(tmp_path / "x.jsonl")],
     }[verb]
-    assert cli.main([*flags, "--init", str(tmp_path / "hf")]) == 2
-    error = capsys.readouterr().err
+    error = refused(capsys, *flags, "--init", str(tmp_path / "hf"))
     assert "comes without a tokenizer for its 410 tokens; put its tokenizer.json or tokenizer.model or" in error
     assert not (tmp_path / "runs").exists()
     if verb in ("generate", "data show"):

@@ -44,10 +44,8 @@ def test_the_settings_of_a_run_of_an_earlier_version_are_read(tmp_path):
 @pytest.fixture
 def _file(here):
     Path("text.txt").write_text(SQUARES)
-    Path("c.toml").write_text(
-        'model = "gpt2-tiny"\ndata = "text.txt"\nB = 2\nT = 16\nsteps = 2\nvariant = "vanilla"\n'
-        "lr = 1\nweight-decay = 0.25\nval_every = 0\noverfit = true\nswap = []\n"
-    )
+    text = 'model = "gpt2-tiny"\ndata = "text.txt"\nB = 2\nT = 16\nsteps = 2\nvariant = "vanilla"\nval_every = 0\n'
+    Path("c.toml").write_text(f"{text}lr = 1\nweight-decay = 0.25\noverfit = true\nswap = []\n")
 
 
 def recorded(root="runs"):
@@ -73,8 +71,7 @@ def test_a_runs_own_record_is_such_a_file():
 def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     p = Parser()
     verb.flags(p)
-    args = p.parse_args([])
-    own = {"config", "runs", "html", "json", "resume", "accept_changes", "trace"}
+    args, own = p.parse_args([]), {"config", "runs", "html", "json", "resume", "accept_changes", "trace"}
     own |= {"dry_run", "ranks", "elastic", "oversubscribe"}
     assert set(vars(args)) == own
     text = " ".join(p.format_help().split())

@@ -34,8 +34,7 @@ def test_a_working_directory_that_was_removed(tmp_path, monkeypatch, capsys):
     said = "cpuopt: the working directory was removed; change to one that is there"
     assert run("train") == (2, [said])
     for words in (["runs", "list"], ["convert", "a", "b"]):
-        assert cli.main(words) == 2
-        assert capsys.readouterr().err == f"{said}\n"
+        assert (cli.main(words), capsys.readouterr().err) == (2, f"{said}\n")
 
 
 def settings(text):

@@ -30,8 +30,7 @@ GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 import templates as families  # noqa: E402  (beside the script that makes the values)
 
-EXPECTED = json.loads((GOLDEN / "templates.json").read_text("utf-8"))
-CHATML = families.plain(families.CHATML)
+EXPECTED, CHATML = json.loads((GOLDEN / "templates.json").read_text("utf-8")), families.plain(families.CHATML)
 
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -76,8 +75,7 @@ def test_ids_and_masks_are_those_of_transformers(name):
         if message := expected.get("error"):
             assert error_of(encoder.example, marked(chat)) == f"the chat template of 'tokenizer.json': {message}"
             continue
-        text = encoder.render(marked(chat), False)
-        assert templates.MARKED.sub(r"\1", text) == expected["text"]
+        assert templates.MARKED.sub(r"\1", encoder.render(marked(chat), False)) == expected["text"]
         ids, counted = encoder.example(marked(chat))
         assert ids == expected["ids"]
         if expected["mask"] is not None:
@@ -117,6 +115,7 @@ def test_a_template_that_rewrites_earlier_turns_is_trained_on_its_last_answer(te
 
 TURNS = "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+AGAIN = "{% endfor %}{% if not add_generation_prompt %}{{messages[0].content}}{% endif %}"
 
 
 @pytest.mark.parametrize(
@@ -124,17 +123,13 @@ PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     [
         (f"{TURNS}{{% endfor %}}{PROMPT}", "d<|im_end|>"),
         (TURNS + "{% if m.role == 'assistant' %}<|im_start|>user\n{% endif %}{% endfor %}" + PROMPT, "d<|im_end|>"),
-        (
-            TURNS + "{% endfor %}{% if not add_generation_prompt %}{{messages[0].content}}{% endif %}" + PROMPT,
-            "d<|im_end|>",
-        ),
+        (TURNS + AGAIN + PROMPT, "d<|im_end|>"),
         ("{% if not add_generation_prompt %}" + TURNS + "{% endfor %}{% endif %}", None),
     ],
     ids=["usual", "the next turn begins", "the question comes again", "a prompt without what was said"],
 )
 def test_an_answer_is_what_was_said_and_its_end(template, answer):
-    tokenizer = model(template)
-    chat = marked([("user", "secret"), ("assistant", "d")])
+    tokenizer, chat = model(template), marked([("user", "secret"), ("assistant", "d")])
     if answer is None:
         assert "otherwise than where it asks for one" in error_of(encoder_of(tokenizer).example, chat)
         return
@@ -145,10 +140,8 @@ def test_an_answer_is_what_was_said_and_its_end(template, answer):
 def test_a_message_that_does_not_count_is_read_only():
     encoder = encoder_of(model(CHATML))
     turns = [("user", "a", False), ("assistant", "b", False), ("user", "c", False), ("assistant", "d", True)]
-    chat = [Message(*turn) for turn in turns]
-    _, counted = encoder.example(chat)
-    assert sum(counted) == len("d") + 1
-    assert encoder.notes == []
+    _, counted = encoder.example([Message(*turn) for turn in turns])
+    assert (sum(counted), encoder.notes) == (len("d") + 1, [])
 
 
 def lines(*examples):
@@ -161,8 +154,7 @@ def load(T=256, **how):
 
 # What a template may not do
 
-DEEP = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"
-GLOBALS = "__init__.__globals__"
+DEEP, GLOBALS = "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "__init__.__globals__"
 FOR, END, FULL = "{% for i in range(99999) %}", "{% endfor %}", "it needs more than 512 MB of memory"
 LIMITED = {
     "an endless loop": (f"{FOR}{FOR}{END}{END}", "no answer to"),
@@ -210,10 +202,8 @@ def test_a_template_that_fills_the_machine_is_refused_in_a_line(name, monkeypatc
     template, words = LIMITED[name]
     monkeypatch.setattr(templates, "LIMIT_S", 0.7 if words == "no answer to" else 10.0)
     said = error_of(lambda: encoder_of(model(template)).render([("user", "hi", False)], True))
-    assert said.startswith("the chat template of ")
+    assert (said[:21], len(said) < 600, capfd.readouterr()) == ("the chat template of ", True, ("", ""))
     assert words in said
-    assert len(said) < 600
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_hostile_template_is_refused_in_a_line_and_runs_nothing(capfd):
@@ -227,9 +217,8 @@ def test_a_hostile_template_is_refused_in_a_line_and_runs_nothing(capfd):
 
         for template, words in HOSTILE.values():
             said = error_of(render, template)
-            assert said.startswith("t: ")
+            assert (said[:3], len(said) < 600) == ("t: ", True)
             assert words in said
-            assert len(said) < 600
     assert not Path("ran").exists()
     assert capfd.readouterr() == ("", "")
 
@@ -252,12 +241,8 @@ def test_without_the_sandbox_templates_get_out():
 
 
 OUT = "cycler.__init__.__globals__['__builtins__']"
-OPENS = [
-    f"{OUT}['open']('/proc/self/stat')",
-    f"{OUT}['__import__']('socket').socket()",
-    f"{OUT}['__import__']('os').pipe()",
-    f"{OUT}['__import__']('subprocess').run('true')",
-]
+IMPORTED = ("('socket').socket()", "('os').pipe()", "('subprocess').run('true')")
+OPENS = [f"{OUT}['open']('/proc/self/stat')", *(f"{OUT}['__import__']{call}" for call in IMPORTED)]
 
 
 @pytest.mark.parametrize("confined", [True, False])
@@ -276,8 +261,7 @@ def test_a_process_that_renders_opens_nothing_even_without_its_sandbox(confined)
 def test_the_time_of_all_chats_is_limited(monkeypatch):
     monkeypatch.setattr(templates, "EACH_S", 0.01)
     monkeypatch.setattr(templates, "LIMIT_S", 1.0)
-    slow = "{% for i in range(9999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"
-    encoder = encoder_of(model(slow))
+    encoder = encoder_of(model("{% for i in range(9999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"))
     with pytest.raises(UserError, match="no answer to 'render' within"):
         [encoder.render([("user", "hi", False)], True) for _ in range(1000)]
 
@@ -313,8 +297,7 @@ def test_a_template_is_found_wherever_files_have_it(where):
         tokenizer = get_tokenizer("m.gguf")
     source = source_of(tokenizer, adapters)
     assert source.text == CHATML
-    ends = {"adapter": "<|endoftext|>"}
-    assert source.special == {"eos_token": ends.get(where, "<|im_end|>")}
+    assert source.special == {"eos_token": {"adapter": "<|endoftext|>"}.get(where, "<|im_end|>")}
     assert isinstance(encoder_of(tokenizer, adapters=adapters), Template)
     assert isinstance(encoder_of(tokenizer, "chatml"), TurnEncoder)
 
@@ -403,10 +386,9 @@ def test_verbs_take_the_template_of_the_model(capsys):
     """Prompts, what a run trains on and what `eval` measures are the ids that the template makes."""
     sizes = {"model": "llama", "vocab_size": 512, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256}
-    parameters = Engine.from_options(
-        (config := parse(json.dumps(sizes))).module(), config.specs(1, 8), train=False
-    ).parameters()
-    save_weights(Path("base"), config, parameters.__getitem__)
+    config = parse(json.dumps(sizes))
+    engine = Engine.from_options(config.module(), config.specs(1, 8), train=False)
+    save_weights(Path("base"), config, engine.parameters().__getitem__)
     encoder = encoder_of(model(families.plain(families.FAMILIES["qwen2"][0]), at="base"))
     chat = [("system", "S"), ("user", "What?"), ("assistant", "That.")]
     how, system = ["--init", "base", "--variant", "vanilla"], ["--system", "S"]

@@ -46,8 +46,7 @@ def expected(folder):
 def test_events_are_the_metrics():
     folder = trained(tensorboard=True)
     got = curves(folder)
-    assert got == expected(folder)
-    assert [step for step, _ in got["loss/train"]] == [*range(1, 13)]
+    assert (got, [step for step, _ in got["loss/train"]]) == (expected(folder), [*range(1, 13)])
     assert [step for step, _ in got["loss/validation"]] == [0, 4, 8, 12]
 
 
@@ -64,8 +63,7 @@ def test_a_resumed_run_goes_on_with_the_same_curve(monkeypatch, old):
         if old == "stays":
             patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
         trained(resume=found, tensorboard=True)
-    assert curves(folder) == expected(folder)
-    assert len(curves(folder)["loss/train"]) == 12
+    assert (curves(folder), len(curves(folder)["loss/train"])) == (expected(folder), 12)
     files = list(folder.glob(tensorboard.FILES))
     assert (len(files) == 1, before[0] in files if before else None) == {
         "goes": (True, False), "stays": (False, True), "was never there": (True, None)
@@ -79,8 +77,7 @@ def test_a_number_that_is_none(tmp_path):
     run.step_done({**first, "step": 2, "loss": 3.0})
     (one, two), norms = (curves(run.path)[tag] for tag in ("loss/train", "grad_norm"))
     assert math.isnan(one[1])
-    assert two == (2, 3.0)
-    assert norms[0] == (1, math.inf)
+    assert (two, norms[0]) == ((2, 3.0), (1, math.inf))
 
 
 def test_the_extra_is_named_where_it_is_missing_and_nothing_is_written(tmp_path, monkeypatch, capsys):
@@ -93,8 +90,7 @@ def test_the_extra_is_named_where_it_is_missing_and_nothing_is_written(tmp_path,
 
 def test_without_the_option_nothing_of_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    folder = trained()
-    assert not list(folder.glob(tensorboard.FILES))
+    assert not list(trained().glob(tensorboard.FILES))
 
 
 def test_what_the_disk_does_not_take_is_written_later(tmp_path):
@@ -109,5 +105,4 @@ def test_what_the_disk_does_not_take_is_written_later(tmp_path):
     file.rmdir()
     away.rename(file)
     run.step_done({**metrics, "step": 2})
-    assert run.trouble == ""
-    assert [step for step, _ in curves(run.path)["loss/train"]] == [1, 2]
+    assert (run.trouble, [step for step, _ in curves(run.path)["loss/train"]]) == ("", [1, 2])

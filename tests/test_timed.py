@@ -10,7 +10,6 @@ from verbs import fails
 from cpuopt import ops
 from cpuopt.check import timed
 from cpuopt.check.cases import Case
-from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, Scratch
 from cpuopt.kernels.toolkit import threads
@@ -73,11 +72,10 @@ def in_large(bad):
 @pytest.mark.parametrize("bad", refused_by("timed"), ids=lambda bad: bad.name)
 def test_a_wrong_kernel_gets_no_time(bad):
     large = in_large(bad)
-    ns = 3_000_000 if large else 10_000
-    usual = registry.KERNELS[bad.op, "vanilla"]
+    ns, usual = 3_000_000 if large else 10_000, registry.KERNELS[bad.op, "vanilla"]
     pair = replace(usual, function=ticking(usual.function, ns)), bad.kernel(lambda body: ticking(body, ns))
-    with pytest.raises(UserError, match=rf"^{bad.op}\[bad\] .*{bad.timed}"):
-        ab.alone(pair, [shape(LARGE if large else SMALL)], clock=CLOCK, analyses=[2])
+    arrays = [shape(LARGE if large else SMALL)]
+    fails(rf"^{bad.op}\[bad\] .*{bad.timed}", ab.alone, pair, arrays, clock=CLOCK, analyses=[2])
 
 
 def test_a_call_that_is_skipped_now_and_then_is_seen_in_every_sample():
@@ -93,8 +91,7 @@ def test_a_call_that_is_skipped_now_and_then_is_seen_in_every_sample():
     pair.chance = 0.0
     for _ in range(3):
         pair.trial("A")
-    with pytest.raises(UserError, match=r"gelu_forward\[mine\] is wrong .* while it was timed"):
-        [pair.trial("B") for _ in range(3)]
+    fails(r"gelu_forward\[mine\] is wrong .* while it was timed", lambda: [pair.trial("B") for _ in range(3)])
 
 
 def test_what_is_marginal_is_said():
@@ -122,8 +119,7 @@ def test_the_calls_of_a_sample_have_arrays_of_their_own_and_inputs_change():
     for _ in range(6):
         del seen[:]
         pair.trial("B")
-        assert len(set(seen)) == calls
-        assert seen == seen[:calls] * samples
+        assert (len(set(seen)), seen) == (calls, seen[:calls] * samples)
     assert len(inputs) == 2
 
 
@@ -133,8 +129,7 @@ def test_kernels_share_their_scratch():
 
     pair = ab.Alone([kernel(scratched)] * 2, shape(SMALL), 0, clock=CLOCK)
     (a,), (b,) = ([args[-1].ctypes.data for args in pair.args[side][:1]] for side in "AB")
-    assert a == b
-    assert a % 64 == 0
+    assert (a, a % 64) == (b, 0)
 
 
 def vanilla(op):
@@ -154,13 +149,11 @@ def ignoring(kernel, position):
 
 
 def test_a_flag_that_is_ignored_is_seen():
-    op = ops.embedding_backward
-    case = Case({k: ROWS[k] for k in ("V", "C", "maxT", "B", "T")})
-    right = vanilla(op)
-    added = replace(case, adds={"dwte": True, "dwpe": False}, layers=("wte",))
+    op, case = ops.embedding_backward, Case({k: ROWS[k] for k in ("V", "C", "maxT", "B", "T")})
+    right, added = vanilla(op), replace(case, adds={"dwte": True, "dwpe": False}, layers=("wte",))
     assert len(ab.Alone((right, right), added, 0, clock=CLOCK).finish()) == 2
-    with pytest.raises(UserError, match="is wrong on the arrays that are timed: dwte"):
-        ab.Alone((right, ignoring(right, op.params.index("dwte_add"))), added, 0, clock=CLOCK)
+    pair = right, ignoring(right, op.params.index("dwte_add"))
+    fails("is wrong on the arrays that are timed: dwte", ab.Alone, pair, added, 0, clock=CLOCK)
 
 
 @pytest.mark.parametrize("op", [ops.adamw, ops.layernorm_backward, ops.cross_entropy_forward], ids=lambda op: op.name)
@@ -179,10 +172,8 @@ def test_what_is_read_and_written_starts_anew_each_time(op):
 
 def in_step(body, monkeypatch):
     """Give steps whose GELU goes to a Python function as B."""
-    good = vanilla(ops.gelu_forward)
-    registry.KERNELS["gelu_forward", "mine"] = replace(good, variant="mine", function=body)
-    swap = ("gelu_forward=mine",)
-    settings = Settings(model="gpt2-tiny", B=1, T=8, threads=1, variant="vanilla", swap=swap)
+    registry.KERNELS["gelu_forward", "mine"] = replace(vanilla(ops.gelu_forward), variant="mine", function=body)
+    settings = Settings(model="gpt2-tiny", B=1, T=8, threads=1, variant="vanilla", swap=("gelu_forward=mine",))
     pair = (registry.KERNELS["gelu_forward", "vanilla"], registry.KERNELS["gelu_forward", "mine"])
     return ab.InStep(settings, [ab.Change(pair)])
 
@@ -190,10 +181,7 @@ def in_step(body, monkeypatch):
 def test_calls_of_a_step_are_judged(monkeypatch):
     step = in_step(gelu, monkeypatch)
     found = step.audit("now")
-    assert {(r.kernel, r.verdict) for r in found} == {
-        ("gelu_forward[vanilla]", "right"),
-        ("gelu_forward[mine]", "right"),
-    }
+    assert {(r.kernel, r.verdict) for r in found} == {(f"gelu_forward[{v}]", "right") for v in ("vanilla", "mine")}
     bad = {
         "looks": lambda out, inp: gelu(out, inp) if np.isnan(out[0]) else None,
         "half": lambda out, inp: gelu(out[:9], inp[:9]),
@@ -208,11 +196,8 @@ def test_calls_of_a_step_are_judged(monkeypatch):
 
 def test_a_step_that_gains_more_than_its_op_is_doubted():
     def told(a_ns, low, high):
-        return {
-            "a_ns": a_ns,
-            "ratio": {"median": (low + high) / 2, "low": low, "high": high},
-            "control": {"median": 1.01},
-        }
+        ratio = {"median": (low + high) / 2, "low": low, "high": high}
+        return {"a_ns": a_ns, "ratio": ratio, "control": {"median": 1.01}}
 
     assert ab.impossible(told(100.0, 0.80, 0.85), []) == []  # nothing is known to have changed, or all may have
     (said,) = ab.impossible(told(100.0, 0.80, 0.85), [told(5.0, 0.90, 1.10)])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from listening import Listener
 from small_tokenizers import byte_pairs, pieces
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
-from verbs import error_of, fails, process, ran, refused
+from verbs import error_of, fails, printed, process, ran, refused
 
 from cpuopt import cli
 from cpuopt.data import encoding, tokenizers
@@ -39,9 +39,7 @@ def byte_level():
     special = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"]
     t = byte_pairs(texts=[TEXT], size=400, special=special)
     t.add_tokens([AddedToken("<think>", special=False)])
-    t.post_processor = processors.TemplateProcessing(
-        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
-    )
+    t.post_processor = processors.TemplateProcessing("<|begin_of_text|> $A", None, [("<|begin_of_text|>", 0)])
     return t
 
 
@@ -64,15 +62,13 @@ def read(tmp_path):
 
 def test_bytes_in_are_bytes_out(file):
     t = get_tokenizer(str(file))
-    assert (t.name, t.vocab_size, t.eot, t.before) == ("tokenizer.json", 401, 0, [0])
-    assert t.stops == {1, 3}
+    assert (t.name, t.vocab_size, t.eot, t.before, t.stops) == ("tokenizer.json", 401, 0, [0], {1, 3})
 
     @given(st.text(max_size=30))
     @settings(max_examples=200, deadline=None)
     def check(text):
         ids = t.encode(text)
-        assert b"".join(map(t.token_bytes, ids)) == text.encode(errors="replace")
-        assert t.start(text) == [0, *ids]
+        assert (b"".join(map(t.token_bytes, ids)), t.start(text)) == (text.encode(errors="replace"), [0, *ids])
 
     check()
     assert t.encode(TEXT) == t.encoding.encode(TEXT, add_special_tokens=False).ids
@@ -90,8 +86,7 @@ def test_nothing_in_a_text_is_special(file):
 
 
 def test_a_unigram_that_finds_special_tokens_in_text_is_stopped(read):
-    pieces = [(c, -2.0) for c in ("<unk>", "<s>", "</s>", *"▁abs</>")]
-    t = Tokenizer(models.Unigram(pieces, unk_id=0))
+    t = Tokenizer(models.Unigram([(c, -2.0) for c in ("<unk>", "<s>", "</s>", *"▁abs</>")], unk_id=0))
     t.decoder = decoders.Metaspace()
     t.add_special_tokens(["<unk>", "<s>", "</s>"])
     t = read(t)
@@ -103,8 +98,7 @@ def test_a_unigram_that_finds_special_tokens_in_text_is_stopped(read):
 def test_sentencepiece_kind_has_spaces_and_single_bytes(read):
     t = read(pieces())
     ids = t.encode("hen a\u20ad")
-    assert b"".join(map(t.token_bytes, ids)) == " hen a\u20ad".encode()
-    assert ids[-3:] == [0xE2 + 3, 0x82 + 3, 0xAD + 3]
+    assert (b"".join(map(t.token_bytes, ids)), ids[-3:]) == (" hen a\u20ad".encode(), [0xE2 + 3, 0x82 + 3, 0xAD + 3])
     assert (t.eot, t.before, t.stops, t.start("")) == (1, [1], {2}, [1])
 
 
@@ -132,10 +126,7 @@ MARKED = {
         beside(special_tokens_map={"eos_token": "a"}, tokenizer_config={"eos_token": None}, config={"eos_token_id": 2}),
         *(7, [2], None),
     ),
-    "a text before an id": (
-        beside(tokenizer_config={"eos_token": "a"}, config={"eos_token_id": [2, 1]}),
-        *(7, [1, 2], None),
-    ),
+    "a text first": (beside(tokenizer_config={"eos_token": "a"}, config={"eos_token_id": [2, 1]}), 7, [1, 2], None),
     "an id beyond all": (beside(config={"eos_token_id": [99, 2], "pad_token_id": -1}), 7, [2], None),
     "no file": ({}, 7, [6], None),
 }
@@ -225,8 +216,7 @@ def test_without_the_library_the_extra_is_named(file, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     tokenizers._from_file.cache_clear()
     said = error_of(get_tokenizer, str(file if library == "tokenizers" else SPM))
-    assert f"needs the library {library}" in said
-    assert "pip install 'cpuopt[hf]'" in said
+    assert all(x in said for x in (f"needs the library {library}", "pip install 'cpuopt[hf]'"))
 
 
 def test_a_folder_another_name_and_no_file_are_refused(tmp_path):
@@ -241,8 +231,7 @@ def test_a_folder_another_name_and_no_file_are_refused(tmp_path):
 def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
     (tmp_path / "a.txt").write_text(TEXT)
     sizes = {"vocab_size": 401, "T": 8, "B": 2}
-    corpus = load_corpus(str(tmp_path / "a.txt"), **sizes, tokenizer=str(file))
-    t = get_tokenizer(str(file))
+    corpus, t = load_corpus(str(tmp_path / "a.txt"), **sizes, tokenizer=str(file)), get_tokenizer(str(file))
     assert [*corpus.train, *corpus.val] == [0, *t.encode(TEXT)]
     assert (corpus.tokenizer, corpus.train.dtype) == (str(file), np.uint16)
     with pytest.raises(UserError, match="has 401 tokens, and the model's vocabulary 256"):
@@ -263,16 +252,14 @@ def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
 def test_text_becomes_token_files_that_are_the_same_data(tmp_path, file, capsys):
     (tmp_path / "a.txt").write_text(TEXT)
     flags = ["data", "tokenize", str(tmp_path / "a.txt"), str(tmp_path / "mine"), "--tokenizer", str(file)]
-    assert cli.main(flags) == 0
+    printed(capsys, *flags)
     sizes = {"vocab_size": 401, "T": 8, "B": 2, "tokenizer": str(file)}
     text, tokens = (load_corpus(str(tmp_path / name), **sizes) for name in ("a.txt", "mine_train.bin"))
     assert (tokens.train.tolist(), tokens.val.tolist()) == (text.train.tolist(), text.val.tolist())
-    capsys.readouterr()
     assert "mine_train.bin: it is there already" in refused(capsys, *flags)
 
 
-def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(here, capsys):
     Path("a.txt").write_text(TEXT)
     flags = ["data", "train-tokenizer", "a.txt", "--vocab-size", "400", "--out"]
     assert cli.main([*flags, "mine"]) == 0
@@ -286,12 +273,11 @@ def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(tmp_path, capsys, 
     assert Path("again.json").read_bytes() == Path("mine/tokenizer.json").read_bytes()
     sizes = json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 400, "block_size": 32})
     how = ["-B", "2", "-T", "8", "--steps", "1", "--variant", "vanilla", "--val-every", "0", "--save", "out"]
-    assert cli.main(["train", "--model", sizes, "--data", "a.txt", "--tokenizer", "mine", *how]) == 0
+    printed(capsys, "train", "--model", sizes, "--data", "a.txt", "--tokenizer", "mine", *how)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert Path("out", name).read_bytes() == Path("mine", name).read_bytes()
     Path("t.bin").touch()
     Path("text.txt").write_text("ab" * 99)
-    capsys.readouterr()
     for words, error in {
         "a.txt --vocab-size 400 --out mine": "mine: it is there already",
         "a.txt --vocab-size 400 --out none/x": "cannot be written (No such directory)",
@@ -305,8 +291,7 @@ def test_a_tokenizer_is_trained_on_a_text_and_a_model_with_it(tmp_path, capsys, 
 
 
 def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
-    ids = np.array([1, 2**31 + 5, *[1] * 50], "<u4")
-    head = np.zeros(256, "<i4")
+    ids, head = np.array([1, 2**31 + 5, *[1] * 50], "<u4"), np.zeros(256, "<i4")
     head[:3] = 20240801, 7, ids.size
     (tmp_path / "t.bin").write_bytes(head.tobytes() + ids.tobytes())
     fails("token 1 is -", load_corpus, str(tmp_path / "t.bin"), vocab_size=2**31 - 1, T=2, B=1)
@@ -315,13 +300,10 @@ def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
 @pytest.fixture
 def folder(tmp_path, file):
     """A model with a tokenizer of 401 tokens in Hugging Face's directory, and other files that belong to it."""
-    c = Config(1, 2, 16, 401, 32)
-    params = draw(c.shapes(), 3)
+    c, about = Config(1, 2, 16, 401, 32), {"tokenizer": str(tmp_path / "tokenizer.json"), "marks": Marks(0, (1, 3))}
     shutil.copy(file, tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    save_weights(
-        tmp_path / "hf", c, params.__getitem__, tokenizer=str(tmp_path / "tokenizer.json"), marks=Marks(0, (1, 3))
-    )
+    save_weights(tmp_path / "hf", c, draw(c.shapes(), 3).__getitem__, **about)
     return tmp_path / "hf"
 
 
@@ -363,8 +345,7 @@ def test_a_tokenizer_that_is_gone_at_the_end_of_a_run_costs_no_weights(tmp_path,
     job = prepare(Settings(init=str(folder), data=str(tmp_path / "a.txt"), **how))
     result = train(job, tmp_path / "runs", Listener(1, lambda: shutil.rmtree(folder)))
     assert (result.status, result.summary["weights"]) == (0, str(out))
-    assert open_weights(out).tokenizer == str(out / "tokenizer.json")
-    assert (out / "tokenizer.json").read_bytes() == kept
+    assert (open_weights(out).tokenizer, (out / "tokenizer.json").read_bytes()) == (str(out / "tokenizer.json"), kept)
 
 
 def test_a_tokenizer_of_another_model_in_the_folder_is_refused_by_name(tmp_path, file, capsys):
@@ -390,5 +371,4 @@ def test_another_tokenizer_beside_a_file_of_llmc_is_not_overwritten(tmp_path, fi
     (tmp_path / "other" / "tokenizer.json").write_bytes(b"mine")
     with pytest.raises(UserError, match="is another tokenizer than the model's"):
         save_weights(tmp_path / "other" / "a.bin", config, params.__getitem__, tokenizer=str(file))
-    assert [p.name for p in (tmp_path / "other").iterdir()] == ["tokenizer.json"]
-    assert (tmp_path / "other" / "tokenizer.json").read_bytes() == b"mine"
+    assert {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()} == {"tokenizer.json": b"mine"}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from verbs import strict
 
 from cpuopt import cli
 from cpuopt.measure.profile import StepTimes
@@ -53,6 +54,9 @@ def bound(name, layer, phase="forward", variant="vanilla"):
     return SimpleNamespace(call=call, kernel=SimpleNamespace(variant=variant, name=f"{name}[{variant}]"))
 
 
+PLACES = {"forward": slice(1, 5), "backward": slice(5, 8)}
+
+
 def steps_of(gaps, start=10**18):
     """Steps of two phases, whose readings of the clock lie so many ns apart; 10 gaps a step."""
     calls = {
@@ -65,37 +69,21 @@ def steps_of(gaps, start=10**18):
         for gap in gaps[10 * n : 10 * n + 10]:
             now += gap
             times.append(now)
-        runs = [
-            (calls["forward"], np.array(times[1:5])),
-            (calls["backward"], np.array(times[5:8])),
-            ([], np.array([now])),
-        ]
-        steps.append(StepTimes(n + 3, times[0], times[9], runs))
+        runs = [(calls[phase], np.array(times[at])) for phase, at in PLACES.items()]
+        steps.append(StepTimes(n + 3, times[0], times[9], [*runs, ([], np.array([now]))]))
     return steps
 
 
 def profile_of(steps, model="gpt2-tiny"):
-    versions = {"python": "3", "cpuopt": HOSTILE}
-    return SimpleNamespace(
-        raw=steps,
-        model=model,
-        B=2,
-        T=8,
-        threads=2,
-        variant="vanilla",
-        swaps=[f"a@{HOSTILE}=vanilla"],
-        versions=versions,
-    )
+    facts = {"B": 2, "T": 8, "threads": 2, "variant": "vanilla", "swaps": [f"a@{HOSTILE}=vanilla"]}
+    facts["versions"] = {"python": "3", "cpuopt": HOSTILE}
+    return SimpleNamespace(raw=steps, model=model, **facts)
 
 
 def written(folder, steps, **kw):
     """The trace of a profile, read as strictly as a browser does."""
-
-    def refuse(word):
-        raise ValueError(f"{word} is not JSON")
-
     trace.write_trace(folder / "t.json", profile_of(steps, **kw))
-    return json.loads((folder / "t.json").read_bytes().decode("utf-8"), parse_constant=refuse)
+    return strict((folder / "t.json").read_bytes().decode("utf-8"))
 
 
 GAPS = st.lists(st.sampled_from([0, 1, 3, 124, 125, 126, 999, 12345, 10**9 + 1]), min_size=10, max_size=40)
@@ -108,8 +96,7 @@ def test_a_trace_obeys_the_rules_for_any_times(gaps, tmp_path_factory):
 
 def test_no_step_and_hostile_names(tmp_path):
     assert chrome_faults(written(tmp_path, [], model=HOSTILE)) == []
-    chrome = written(tmp_path, steps_of([100] * 10), model=HOSTILE)
-    shown = HOSTILE.replace("\udc80", "?")
+    chrome, shown = written(tmp_path, steps_of([100] * 10), model=HOSTILE), HOSTILE.replace("\udc80", "?")
     assert {e["args"]["layer"] for e in chrome["traceEvents"] if "layer" in e["args"]} == {"h.0", shown, "forward"}
     assert chrome["traceEvents"][0]["args"]["name"].startswith(shown)
     assert "\udc80".encode("utf-8", "surrogatepass") not in (tmp_path / "t.json").read_bytes()
@@ -125,8 +112,7 @@ def test_times_are_microseconds(tmp_path):
 # From the command line ------------------------------------------------------------------------------------------------
 
 
-def test_a_training_run_writes_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_training_run_writes_one(here, capsys):
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(500)))
     job = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
     job += ["--threads", "4", "--val-every", "0", "--steps", "12"]
@@ -136,5 +122,4 @@ def test_a_training_run_writes_one(tmp_path, monkeypatch, capsys):
     assert cli.main([*job, "--trace", "t.json", "--json"]) == 0
     chrome = json.loads(Path("t.json").read_text())
     assert chrome_faults(chrome) == []
-    steps = [e["name"] for e in chrome["traceEvents"] if e.get("cat") == "step"]
-    assert steps == [f"step {n}" for n in range(2, 12)]
+    assert [e["name"] for e in chrome["traceEvents"] if e.get("cat") == "step"] == [f"step {n}" for n in range(2, 12)]

@@ -24,8 +24,7 @@ from cpuopt.report import tune as report
 from cpuopt.train import job, plans
 from cpuopt.train.job import Settings, build_only
 
-DIGEST = functools.cache(cache.digest)
-SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
+DIGEST, SETTINGS = functools.cache(cache.digest), Settings(model="gpt2-tiny", B=2, T=8, threads=1)
 
 
 @pytest.fixture(autouse=True)
@@ -84,9 +83,8 @@ def run(child, settings=SETTINGS, patterns=("*",), again=False, **more):
 def variants_of(settings=SETTINGS, files=()):
     """Op, layer and variant of the step that `--variant auto` runs, and what it says."""
     built = build_only(replace(settings, variant="auto", kernels=tuple(files)))
-    return {
-        (c.op.name, c.layer): k.variant for c, k in zip(built.program.calls, built.kernels, strict=True)
-    }, built.notes
+    ran = zip(built.program.calls, built.kernels, strict=True)
+    return {(c.op.name, c.layer): k.variant for c, k in ran}, built.notes
 
 
 def changed(settings=SETTINGS):
@@ -122,9 +120,8 @@ def test_shapes_that_a_rule_cannot_tell_apart_go_together():
     t = tune.survey(replace(SETTINGS, fuse="none"))
     (row,) = (r for r in t.rows if r.op == "adamw" and "h.0.mlp.c_fc" in r.layers)
     assert sorted(s.sizes["N"] for s in row.shapes) == [256, 16384]
-    assert len({layer for r in t.rows if r.op == "adamw" for layer in r.layers}) == sum(
-        len(r.layers) for r in t.rows if r.op == "adamw"
-    )
+    layers = [layer for r in t.rows if r.op == "adamw" for layer in r.layers]
+    assert len({*layers}) == len(layers)
 
 
 # What is chosen -------------------------------------------------------------------------------------------------------
@@ -196,8 +193,7 @@ def test_a_stale_key_is_not_used():
             assert plans.rules(other)[0] == ()
         plans.path(other).unlink()
         files._warned.clear()
-    content = plans.read(plans.path(key), key)
-    plans.write(plans.path(key), {**content, "format": 0})
+    plans.write(plans.path(key), {**plans.read(plans.path(key), key), "format": 0})
     assert plans.rules(key)[0] == ()
 
 
@@ -223,23 +219,19 @@ def test_steps_that_cannot_be_compared_end_no_run():
     first = Child({ATTENTION: ("faster", 0.5)}, whole=[UserError("steps: no answer within 600 s")])
     t = run(first, patterns=["attention"])
     assert (t.finished, t.rules) == (False, [])
-    assert t.why == "steps could not be compared: steps: no answer within 600 s"
-    assert changed() == before
-    content = {**t.key, "model": t.name, **to_json(t), "plan": "p"}
-    last = " ".join(str(x) for x in report.tables(content, "r")[-2:])
+    assert (t.why, changed()) == ("steps could not be compared: steps: no answer within 600 s", before)
+    last = " ".join(str(x) for x in report.tables({**t.key, "model": t.name, **to_json(t), "plan": "p"}, "r")[-2:])
     assert "no plan is written: steps could not be compared: steps: no answer within 600 s; what was measured" in last
     second = Child()
     t = run(second, patterns=["attention"])
-    assert (second.measured(), t.finished) == ([], True)
-    assert changed() == before | IN_LAYERS
+    assert (second.measured(), t.finished, changed()) == ([], True, before | IN_LAYERS)
 
 
 def test_rewrites_stay():
     """A rule about an op that a rewrite has taken elsewhere is none about the layer as it was written."""
     plain = build_only(SETTINGS).program.calls
     run(Child({("gelu_forward", "vanilla"): ("faster", 0.5), ("layernorm_forward", "rows"): ("faster", 0.5)}))
-    auto = build_only(replace(SETTINGS, variant="auto"))
-    assert [str(c) for c in auto.program.calls] == [str(c) for c in plain]
+    assert [str(c) for c in build_only(replace(SETTINGS, variant="auto")).program.calls] == [str(c) for c in plain]
     assert set(changed()) == {(c.op.name, c.layer) for c in plain if c.op in (ops.gelu_forward, ops.layernorm_forward)}
 
 
@@ -247,8 +239,7 @@ def test_rewrites_stay():
 
 
 def test_an_interrupted_run_goes_on_where_it_was():
-    alone = {ATTENTION: ("faster", 0.5), ("sumsq", "vanilla"): KeyboardInterrupt()}
-    first = Child(alone)
+    first = Child({ATTENTION: ("faster", 0.5), ("sumsq", "vanilla"): KeyboardInterrupt()})
     t = run(first)
     assert not t.finished
     assert not plans.path(t.key).exists()
@@ -256,8 +247,7 @@ def test_an_interrupted_run_goes_on_where_it_was():
     second = Child({ATTENTION: ("slower", 2.0)})  # which is not asked for again
     run(second)
     assert not set(second.measured()) & set(first.measured()[:-1])
-    assert second.measured()[0] == ("sumsq", "vanilla")
-    assert changed() == IN_LAYERS
+    assert (second.measured()[0], changed()) == (("sumsq", "vanilla"), IN_LAYERS)
 
 
 def test_a_budget_ends_with_a_plan_of_what_is_measured(monkeypatch):
@@ -265,8 +255,7 @@ def test_a_budget_ends_with_a_plan_of_what_is_measured(monkeypatch):
     monkeypatch.setattr(tune.time, "monotonic", lambda: next(now))  # each comparison takes a second
     first = Child({ATTENTION: ("faster", 0.5)})
     t = run(first, budget_s=20)
-    assert len(first.measured()) == 20
-    assert (t.finished, changed()) == (True, IN_LAYERS)
+    assert (len(first.measured()), t.finished, changed()) == (20, True, IN_LAYERS)
     monkeypatch.setattr(tune.time, "monotonic", lambda: 0)
     left, second = t.left, Child()
     run(second)
@@ -315,8 +304,7 @@ def test_a_run_keeps_the_rules_that_it_began_with():
     assert len(began.plan) == 2
     assert "attention_forward=vanilla (2x); a step took 0.900 of the time" in note
     run(Child())
-    assert changed() == {}
-    assert job.planned(began, job.model_of(SETTINGS)[1].config) == (began, [])
+    assert (changed(), job.planned(began, job.model_of(SETTINGS)[1].config)) == ({}, (began, []))
 
 
 def test_a_kernel_of_a_file_that_is_not_given_is_named():
@@ -327,9 +315,8 @@ def test_a_kernel_of_a_file_that_is_not_given_is_named():
     del registry.KERNELS["gelu_forward", "mine"]
     found, (note,) = variants_of()
     assert set(found.values()) == {"optimized"}
-    assert (
-        f"gelu_forward[mine], which the plan uses, is not there (add --kernels {files[0]}), so optimized runs" in note
-    )
+    said = f"gelu_forward[mine], which the plan uses, is not there (add --kernels {files[0]}), so optimized runs"
+    assert said in note
 
 
 def test_what_cannot_be_hashed_is_not_measured(monkeypatch):
@@ -345,10 +332,8 @@ def test_what_cannot_be_hashed_is_not_measured(monkeypatch):
 def test_other_verbs_take_auto_for_the_default(capsys):
     built = build_only(replace(SETTINGS, variant="auto"))
     assert "there is no plan for 2x8 on 1 thread, so optimized runs; to make a plan: cpuopt tune" in built.notes[0]
-    assert (
-        cli.main(["profile", "--program", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--variant", "auto", "--json"])
-        == 0
-    )
+    size = ["--model", "gpt2-tiny", "-B", "2", "-T", "8"]
+    assert cli.main(["profile", "--program", *size, "--variant", "auto", "--json"]) == 0
     assert "there is no plan for 2x8" in capsys.readouterr().err
     fails(r"known: .*auto", registry.Choice, "quick")
 
@@ -365,9 +350,7 @@ def slow(out, inp):
     time.sleep(0.01)
     usual(out, inp)
 
-KERNELS["gelu_forward", "optimized"] = Kernel(
-    ops.gelu_forward, "optimized", slow, make=kernel_of_the_package.make
-)
+KERNELS["gelu_forward", "optimized"] = Kernel(ops.gelu_forward, "optimized", slow, make=kernel_of_the_package.make)
 """
 FILE = HEAD + SLOW + text("gelu_forward", "usual(out, inp)") + text("gelu_forward", "out[:] = inp", "wrong")
 
@@ -409,8 +392,7 @@ def test_the_verb(capsys, monkeypatch):
     wanted = {"vanilla": "faster", "mine": "faster", "wrong": "refused"}
     assert {v: t["verdict"] for v, t in row["tried"].items() if v != "generated"} == wanted
     assert "is wrong, so it is not timed" in row["tried"]["wrong"]["why"]
-    assert row["best"] in ("vanilla", "mine")
-    assert found["step"]["verdict"] == "faster"
+    assert (row["best"] in ("vanilla", "mine"), found["step"]["verdict"]) == (True, "faster")
     assert found["step"]["ratio"]["median"] < 0.9
     assert found["steps"][0]["losses"]["A"] == pytest.approx(found["steps"][0]["losses"]["B"], rel=1e-4)
     assert sorted(found["rules"]) == [f"gelu_forward@h.{i}.mlp.c_fc={row['best']}" for i in (0, 1)]
@@ -431,16 +413,17 @@ def test_the_verb(capsys, monkeypatch):
     assert all(word in shown for word in ("refused:", "taken"))
 
 
+NARROW = "moments and weights in float32"
+
+
 @pytest.mark.parametrize(
     ("other", "which"),
     [
         ({"optimizer": "lion"}, "adamw"),
         ({"freeze": ("wte.*",)}, "training all parameters"),
-        ({"moments": "bf16"}, "moments and weights in float32"),
-        ({"dtype": "bf16", "weights": "bf16"}, "moments and weights in float32"),
+        *((how, NARROW) for how in ({"moments": "bf16"}, {"dtype": "bf16", "weights": "bf16"})),
     ],
 )
 def test_a_plan_is_for_the_usual_step(other, which):
     settings, notes = job.planned(Settings(model="gpt2-tiny", variant="auto", **other), models.parse("gpt2-tiny"))
-    assert settings.plan == ()
-    assert notes == [f"--variant auto: plans are for {which}; all ops stay with optimized"]
+    assert (settings.plan, notes) == ((), [f"--variant auto: plans are for {which}; all ops stay with optimized"])

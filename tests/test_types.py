@@ -120,8 +120,7 @@ def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registe
     assert {v.dtype for v in (forward.args["weight"], backward.args["dweight"])} == {"float64"}
     assert calls[widen_backward].args["dout"] is backward.args["dweight"]
     assert forward.types == {"weight": "float64"}
-    assert backward.types == {"weight": "float64", "dweight": "float64"}
-    assert forward.bytes == 4 * (6 + 6) + 8 * 3
+    assert (backward.types, forward.bytes) == ({"weight": "float64", "dweight": "float64"}, 4 * (6 + 6) + 8 * 3)
     assert backward.bytes == 4 * (6 + 6 + 6) + 8 * (3 + 3)
     # the variant's signature follows from the values' types
     (bound,) = [b for b in engine.calls if b.call is forward]
@@ -133,8 +132,8 @@ def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registe
     assert (weight.nbytes, engine.array(weight).dtype) == (24, "float64")
     assert [x.dtype for x in bound.args] == ["float32", "float32", "float64", "int32"]
     (other,) = engine.rebound(bound, KERNELS["scale_forward"].of(forward.types))
-    assert (other.args[3].dtype, other.args[3].shape) == (np.int32, (3,))
-    assert other.args[3].ctypes.data % 64 == 0
+    third = other.args[3]
+    assert (third.dtype, third.shape, third.ctypes.data % 64) == (np.int32, (3,), 0)
     # the engine
     old = {n: x.copy() for n, x in engine.parameters().items()}
     hidden = BATCH["x"] @ old["fc.weight"].T + old["fc.bias"]
@@ -166,9 +165,8 @@ def test_a_parameter_of_another_type_starts_from_the_same_numbers(registered, dt
         return Parts(forward, weight=nn.Parameter((3,), nn.normal(1), dtype))
 
     inputs = {"x": ((2, 3), "float32"), "targets": ((2,), "int32")}
-    usual, engine = (
-        Engine.from_options(one(d), inputs, train=False).parameters()["weight"] for d in ("float32", dtype)
-    )
+    engines = (Engine.from_options(one(d), inputs, train=False) for d in ("float32", dtype))
+    usual, engine = (e.parameters()["weight"] for e in engines)
     assert engine.dtype == dtype
     np.testing.assert_array_equal(engine, usual.astype(dtype))
 
@@ -190,8 +188,7 @@ def test_right_kernels_pass_with_every_type(name):
     kernel = KERNELS[name]
     told = [check(kernel, on) for on in [case(kernel.op, SMALL), *(c for c in cases(kernel.op) if c.types)]]
     assert [str(r) for r in told if r.verdict != "right"] == []
-    types = {t for r in told for t in r.case.types.values()}
-    assert types == ({"float64", "float16"} if "scale" in name else set())
+    assert {t for r in told for t in r.case.types.values()} == ({"float64", "float16"} if "scale" in name else set())
     assert check_fenced(kernel.of({}), case(kernel.op, SMALL), (1,), 0) == ""
     assert all(r.verdict == "right" for r in check_gradient(kernel.op))
 

@@ -26,7 +26,6 @@ from cpuopt import differentiable, nn
 from cpuopt import functional as F
 from cpuopt.ops.declaration import B, C, T, inp, out
 
-
 @differentiable(out("h", B, T, C), inp("x", B, T, C))
 def decayed(h, x):
     for b in prange(x.shape[0]):
@@ -36,14 +35,11 @@ def decayed(h, x):
                 if t > 0:
                     h[b, t, c] += np.float32(0.5) * h[b, t - 1, c]
 
-
 class Net(nn.Module):
     """A recurrence, as long as the text is."""
 
     def __init__(self):
-        self.wte = nn.Embedding(256, 16)
-        self.head = nn.Linear(16, 256)
-        self.loss = nn.CrossEntropyLoss()
+        self.wte, self.head, self.loss = nn.Embedding(256, 16), nn.Linear(16, 256), nn.CrossEntropyLoss()
 
     def hidden(self, tokens):
         return decayed(self.wte(tokens))
@@ -51,24 +47,20 @@ class Net(nn.Module):
     def forward(self, tokens, targets):
         return self.loss(self.head(self.hidden(tokens)), targets)
 
-
 class Ahead(Net):
     def hidden(self, tokens):
         x = self.wte(tokens)
         return x + x.mean(1, keepdim=True)
-
 
 class Squared(Net):
     def forward(self, tokens, targets):
         x = self.head(self.hidden(tokens))
         return (x * x).mean().reshape(1)
 
-
 class Both(Net):
     def forward(self, tokens, targets):
         logits = self.head(self.wte(tokens) + self.wte(targets))
         return self.loss(logits, targets), logits
-
 
 class At(Net):
     def __init__(self, T):
@@ -77,7 +69,6 @@ class At(Net):
 
     def hidden(self, tokens):
         return self.wte(tokens, self.wpe.weight)
-
 
 def brought():
     return Net(), {"tokens": np.zeros((2, 8), np.int32), "targets": np.ones((2, 8), np.int32)}
@@ -113,8 +104,7 @@ def filled(reader, seed=3):
 
 @pytest.mark.parametrize("row", [None, 40])
 def test_the_text_is_that_of_the_model_with_its_cache(row):
-    cached = filled(Decoder(CONFIG, check=False))
-    whole = filled(Uncached(CONFIG, context=30, trained_length=row))
+    cached, whole = filled(Decoder(CONFIG, check=False)), filled(Uncached(CONFIG, context=30, trained_length=row))
     assert (whole.context, whole.T) == (30, row or 30)
     prompt = [7, 8, 9]
     scale = np.abs(cached.read(prompt)).max()

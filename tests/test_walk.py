@@ -26,7 +26,6 @@ from numba import prange
 from cpuopt import differentiable
 from cpuopt.ops.declaration import N, inp, out
 
-
 @differentiable(out("out", N), inp("inp", N), flops=2 * N)
 def relu2(out, inp):
     for i in prange(inp.shape[0]):
@@ -70,8 +69,7 @@ def run(capsys, anew):
     def command(*words):
         anew()
         capsys.readouterr()
-        status = cli.main(list(words))
-        said = capsys.readouterr()
+        status, said = cli.main(list(words)), capsys.readouterr()
         assert "Traceback" not in said.out + said.err
         return status, said.out, said.err
 
@@ -84,8 +82,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
     assert re.search(r"relu2_forward +vanilla *\nrelu2_backward +vanilla, generated", out)
 
     status, out, _ = run("new-kernel", "relu2", "--backward", "--kernels", "relu2.py")
-    assert status == 0
-    assert "def relu2_backward(dinp, dinp_add, dout, inp):" in out
+    assert (status, "def relu2_backward(dinp, dinp_add, dout, inp):" in out) == (0, True)
 
     status, out, _ = run("new-kernel", "relu2_forward", "--kernels", "relu2.py", "--out", "mine.py")
     assert (status, out) == (0, "mine.py\nnext: cpuopt lab mine.py --sizes N=98304\n")
@@ -104,8 +101,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
 
     ab = "ab", "relu2_forward", "vanilla", "mine", "--kernels", "mine.py"
     status, out, _ = run(*ab, *SIZES, *QUICK)
-    assert status == 0
-    assert "relu2_forward: mine against vanilla, alone\n" in out
+    assert (status, "relu2_forward: mine against vanilla, alone\n" in out) == (0, True)
     status, out, err = run(*ab, *SIZES, "--in-step")
     assert (status, err.count("a step has the sizes of its model")) == (2, 1)
     assert "relu2_forward: mine against" in run("runs", "list")[1]
@@ -113,11 +109,9 @@ def test_an_op_of_ones_own_through_every_verb(run):
 
 
 def test_a_variant_of_the_backward_is_judged_by_the_generated_one(run):
-    status, *_ = run("new-kernel", "relu2_backward", "--kernels", "relu2.py", "--variant", "fast")
-    assert status == 0
+    assert run("new-kernel", "relu2_backward", "--kernels", "relu2.py", "--variant", "fast")[0] == 0
     text = Path("relu2_backward.py").read_text()
-    assert '@kernel(relu2.backward, "fast")' in text
-    assert "ZERO = np.float32(0.0)" in text
+    assert all(x in text for x in ('@kernel(relu2.backward, "fast")', "ZERO = np.float32(0.0)"))
     check = "check", "--kernels", "relu2_backward.py", "--variant", "fast", "--quick", "--threads", "1"
     assert run(*check)[0] == 0
     Path("relu2_backward.py").write_text(text.replace("seed * x + seed * x", "seed * x"))
@@ -131,15 +125,13 @@ def test_lab_shows_the_kernels_of_the_op_itself(run):
     status, out, _ = run("lab", "relu2.py", "--once", *SIZES, *QUICK, "--json")
     found = {(k["op"], k["variant"]): k["said"] for k in json.loads(out)["kernels"]}
     assert (status, list(found)) == (0, [("relu2_forward", "vanilla"), ("relu2_backward", "vanilla")])
-    for said in found.values():
-        assert said["alone"].endswith(" ms: the baseline of other variants")
+    assert all(said["alone"].endswith(" ms: the baseline of other variants") for said in found.values())
 
 
 NET = """
 from relu2 import relu2
 
 from cpuopt import nn
-
 
 class Net(nn.Module):
     def __init__(self):
@@ -160,7 +152,6 @@ from cpuopt import kernel
 
 ZERO = np.float32(0)
 
-
 @kernel(relu2.forward, "mine")
 def relu2_forward(out, inp):
     for i in prange(inp.shape[0]):
@@ -175,9 +166,7 @@ def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
     Path("mine.py").write_text(FAST)
     job = "--model", "net.py:Net", "-B", "2", "-T", "8", "--threads", "1", "--kernels", "mine.py"
     status, out, err = run("profile", *job, "--swap", "relu2_forward=mine", "--steps", "2", "--html", "page.html")
-    assert status == 0
-    assert "relu2_forward" in out
-    assert "relu2_forward" in Path("page.html").read_text()
+    assert (status, "relu2_forward" in out, "relu2_forward" in Path("page.html").read_text()) == (0, True, True)
     assert "does not run" not in err
     status, _, err = run("profile", *job, "--steps", "1")
     assert "relu2_forward[mine] does not run; --swap relu2_forward=mine uses it" in err
@@ -185,8 +174,7 @@ def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
     ab = "ab", "relu2_forward", "vanilla", "mine", "--kernels", "mine.py", "--model", "net.py:Net", *QUICK
     status, out, _ = run(*ab, "--sizes", "2x8", "--in-step")
     assert status == 0
-    assert "in the training step" in out
-    assert "the whole step" in out
+    assert all(x in out for x in ("in the training step", "the whole step"))
 
     status, out, _ = run("tune", *job, "--ops", "relu2_forward", "--rounds", "6")
     assert re.search(r"relu2_forward N=512, 1x *\n +vanilla .*\n +mine ", out)
@@ -201,7 +189,6 @@ from numba import prange
 from helper import twice
 
 from cpuopt import kernel, ops
-
 
 @kernel(ops.scale_forward, "mine")
 def scale_forward(out, inp, factor, shift):

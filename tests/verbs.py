@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cpuopt import cli
@@ -37,12 +39,28 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def process(*words, code="", **environment):
+def process(*words, code="", limit_s=300, **environment):
     """Run the command, or code, in a process of its own; return its status, and what it says on both streams."""
-    env = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
-    start = ["-c", code] if code else ["-m", "cpuopt", *words]
-    how = {"env": {**env, "PYTHONPATH": str(ROOT), **environment}, "text": True, "errors": "replace", "timeout": 300}
-    return subprocess.run([sys.executable, "-P", *start], capture_output=True, **how)
+    env = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"} | {"PYTHONPATH": str(ROOT)}
+    start = ["-c", code] if code else ["-m", "cpuopt"]
+    how = {"env": env | environment, "text": True, "errors": "replace", "timeout": limit_s}
+    return subprocess.run([sys.executable, "-P", *start, *words], capture_output=True, **how)
+
+
+def ended(pid):
+    """Whether a process has ended; a zombie has, and who reaps it is not ours to say."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait(until, seconds=600):
+    """Wait until something is so, and fail if that takes longer."""
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert until()
 
 
 def flags_of(parser):
@@ -82,9 +100,15 @@ def fails(match, function, *args, **kwargs):
 
 
 def refused(capsys, *flags):
-    """Run a verb that refuses; return its one line."""
+    """Run a verb that refuses; return its one line. Before it, one that measures may say that the machine is busy."""
     assert cli.main([*flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = [v for v in capsys.readouterr().err.splitlines() if not v.startswith("warning: load average")]
+    return line
+
+
+def error(capsys):
+    """Return the one line in which a verb has said what is wrong, among others."""
+    (line,) = [v for v in capsys.readouterr().err.splitlines() if v.startswith("cpuopt: ")]
     return line
 
 

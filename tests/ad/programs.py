@@ -18,8 +18,6 @@ NAMES |= {"prange": range, "np": np, "math": math}
 HELPERS = """
 def h1(v):
     return v * v + 0.5
-
-
 def h2(v, k):
     if v > 0.2:
         return tanh(v) * k
@@ -27,13 +25,9 @@ def h2(v, k):
         return v - k
     t = v + k
     return t * t
-
-
 def h3(v, k):
     t = sin(v)
     return t + k, t * 0.5
-
-
 def h4(p, q, c):
     s = c
     for i in range(p.shape[0]):
@@ -41,13 +35,9 @@ def h4(p, q, c):
             continue
         s += p[i] * q[i]
     return s
-
-
 def h5(p, m, c):
     for i in range(m):
         p[i] = p[i] * c + 0.1
-
-
 def h6(v):
     s = h1(v)
     for k in range(3):
@@ -86,10 +76,9 @@ FILLED = "{q} = np.{zeros|empty}({size})\nfor {v} in range({size}):\n    {q}[{v}
 UPDATED = "for {v} in range(n):\n    {q}[{v}] {*=|+=|=} {q}[{v}] * {again}\n"
 SPOKEN = [
     "{s}, {t} = {t}, {s}", "{s}, {t} = {t} * 0.5, {s} + {x}", "{s}, {t} = h3({t}, {s})",
-    *["y[b, {i}], y[b, {j}] = y[b, {j}] * 0.5, {x} + y[b, {i}]"] * 3,
-    *["if {atom} > {c}:\n    {leave}"] * 2, "if {atom} > {c}:\n    {s} += {x}\n    {leave}",
-    "h5({a}, n, 0.5)", "h5(y[b], n{serial}, tanh(w[1]))", "h5(y[b, :], n - 1{serial}, 0.3)",
-    *[f"{{s}} = h4({ROW}, {ROW}, {{x}})"] * 3,
+    *["y[b, {i}], y[b, {j}] = y[b, {j}] * 0.5, {x} + y[b, {i}]"] * 3, *["if {atom} > {c}:\n    {leave}"] * 2,
+    "if {atom} > {c}:\n    {s} += {x}\n    {leave}", "h5({a}, n, 0.5)", "h5(y[b], n{serial}, tanh(w[1]))",
+    "h5(y[b, :], n - 1{serial}, 0.3)", *[f"{{s}} = h4({ROW}, {ROW}, {{x}})"] * 3,
     *["{r} = {x[b]|y[b]|x[b - 1, :]|w}\n{s} += {r}[{i}] * {r}[0] * 0.3"] * 2,
     "{r} = x[ix[b, {i}] % 2]\n{s} += {r}[{j}] * {r}[0] * 0.3",
     *(
@@ -97,8 +86,7 @@ SPOKEN = [
         for made, more in ((FILLED, ""), (FILLED, UPDATED), ("{q} = np.zeros({size})", UPDATED),
                            ("{q} = np.full({size}, 0.3)", UPDATED), ("{q} = w.copy()", UPDATED))
     ),
-    *["k0 = int({x}) % n"] * 3,
-    "{a}[:] = 0.2", "y[b, :] = w{serial}", "{a}[:] = x[b]", "{a}[0:n] = w",
+    *["k0 = int({x}) % n"] * 3, "{a}[:] = 0.2", "y[b, :] = w{serial}", "{a}[:] = x[b]", "{a}[0:n] = w",
     "for {v} in reversed(range({n|1, n})):\n    {s} += x[b, {v}] * {u} * 0.3",
     *["for {v}, {el} in enumerate({x[b]|w|y[b]}):\n    {s} = {u} * 0.5 + {el} * w[{v}]"] * 2,
 ]  # fmt: skip
@@ -265,13 +253,16 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
+def defined(text, file, space):
+    """Run a text whose lines stay readable; return its names with those that were given."""
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), space)
+    return space
+
+
 def compiled(code, names=NAMES):
     """The function that a program's text defines; its source stays readable."""
-    space = dict(names)
-    for file, text in (("<helpers>", HELPERS), (f"<program {hash(code)}>", code)):
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        exec(compile(text, file, "exec"), space)
-    return space["f"]
+    return defined(code, f"<program {hash(code)}>", defined(HELPERS, "<helpers>", dict(names)))["f"]
 
 
 def function(body, params="x, y", **names):
@@ -284,11 +275,7 @@ def plain(backward):
     text = backward.text.replace("from numba import prange\n", "prange = range\n")
     text = text.replace("import push\n", "import push\npush = push.py_func\n")
     text = text.replace(" = np.float32(", " = float(")  # NumPy rounds float32 times a Python float, numba does not
-    space = {}
-    file = f"<backward {hash(text)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    exec(compile(text, file, "exec"), space)
-    return space[backward.name]
+    return defined(text, f"<backward {hash(text)}>", {})[backward.name]
 
 
 def slope_of(backward, f, given, directions, dy, run=plain):

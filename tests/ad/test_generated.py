@@ -54,8 +54,7 @@ def pullback(op, made, function):
     """A generated backward as what `check_gradient` calls: gradients overwritten, scratch poisoned."""
 
     def call(given):
-        got = {a.name: given[a.name].copy() for a in op.args if a.kind == "acc"}
-        args = []
+        got, args = {a.name: given[a.name].copy() for a in op.args if a.kind == "acc"}, []
         for a in op.args:
             args += [got[a.name], False] if a.kind == "acc" else [given[a.name]]
         args += [np.full(factor * sizes_of(op)[like], np.nan) for factor, like in made.scratch.values()]
@@ -78,8 +77,7 @@ def test_it_agrees_with_a_plan_that_records_everything(op):
     forward, first, rng = vanilla(op), op.inverts, np.random.default_rng(0)
     before = {n: x.astype(float) if getattr(x, "dtype", None) == np.float32 else x
               for n, x in arguments(first, case(first, SMALL), rng).items()}  # fmt: skip
-    after = {**before, **reference(first, before)}
-    wrt = [a.name[1:] for a in op.args if a.kind == "acc"]
+    after, wrt = {**before, **reference(first, before)}, [a.name[1:] for a in op.args if a.kind == "acc"]
     outs = [a.name[1:] for a in op.arrays if a.kind != "acc" and a.name not in first.by_name]
     adjoints = {f"d{n}": rng.standard_normal(after[n].shape) for n in outs}
     planned, everything = backward(op, forward), differentiate(forward.function, wrt, outs, record_all=True)
@@ -94,8 +92,7 @@ def test_it_agrees_with_a_plan_that_records_everything(op):
 
 def test_every_op_with_a_derivative_has_a_generated_one_or_a_reason():
     assert {op.name for op in GENERATED} == {op.name for op in ops.ALL.values() if op.inverts}
-    without = {op.name for op in ops.ALL.values() if not op.backwards} - {op.name for op in GENERATED}
-    assert set(REFUSED) == without
+    assert set(REFUSED) == ({op.name for op in ops.ALL.values() if not op.backwards} - {op.name for op in GENERATED})
     assert "matmul_backward_input and gelu_backward" in REFUSED["matmul_gelu_backward"]
     assert "no declared backward" in REFUSED["attention_decode"]
 
@@ -156,35 +153,23 @@ def test_only_what_is_read_is_computed_and_recorded(monkeypatch):
 
 
 LINES = {
-    "y[b] = x[b] * 0.5": True,
-    "y[b] = x[b] * HALF": False,
-    "y[b] = x[b] * np.float32(0.5)": False,
-    "y[b] = x[b] * np.float64(0.5)": True,
-    "y[b] = x[b] / x.shape[0]": True,
-    "y[b] = x[b] / np.float32(x.shape[0])": False,
-    "y[b] = 1 / (1 + np.exp(-x[b]))": True,
-    "y[b] = x[b] ** 2": False,
-    "y[b] = max(x[b], 0.0)": True,
-    "y[b] = x[b] if x[b] > 1e-6 else np.float32(0)": False,
-    "y[b] = 0.0": False,
-    "y[b] = x[b] * k": True,
-    "s = 0.0\n        s += x[b]\n        y[b] = s": True,
+    "y[b] = x[b] * 0.5": True, "y[b] = x[b] * HALF": False, "y[b] = x[b] * np.float32(0.5)": False,
+    "y[b] = x[b] * np.float64(0.5)": True, "y[b] = x[b] / x.shape[0]": True,
+    "y[b] = x[b] / np.float32(x.shape[0])": False, "y[b] = 1 / (1 + np.exp(-x[b]))": True, "y[b] = x[b] ** 2": False,
+    "y[b] = max(x[b], 0.0)": True, "y[b] = x[b] if x[b] > 1e-6 else np.float32(0)": False, "y[b] = 0.0": False,
+    "y[b] = x[b] * k": True, "s = 0.0\n        s += x[b]\n        y[b] = s": True,
     "e = np.empty(3)\n        e[0] = x[b]\n        y[b] = e[0]": True,
     "e = np.empty(3, np.float32)\n        e[0] = x[b]\n        y[b] = e[0]": False,
-    "y[b] = np.float32(b * 0.5) * x[b]": False,
-    "y[b] = load(x, b) * x[b]": False,
-    "y[b] = full(x, b) * x[b]": False,
-    "y[b] = np.full(3, 0.5)[b] * x[b]": True,
-    "v = x.reshape(1, x.shape[0])\n        y[b] = v[0, b] * v[0, b]": False,
-}
+    "y[b] = np.float32(b * 0.5) * x[b]": False, "y[b] = load(x, b) * x[b]": False, "y[b] = full(x, b) * x[b]": False,
+    "y[b] = np.full(3, 0.5)[b] * x[b]": True, "v = x.reshape(1, x.shape[0])\n        y[b] = v[0, b] * v[0, b]": False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_what_computes_in_float64_is_told(line):
     tree = doubles.ast.parse(f"def f(y, x, k):\n    for b in prange(x.shape[0]):\n        {line}\n").body[0]
     known = {"y": "float32", "x": "float32", "k": "float64"}
-    found = doubles.Doubles(known, {"np": np, "HALF": np.float32(0.5)}, tree).first
-    assert bool(found) == LINES[line]
+    assert bool(doubles.Doubles(known, {"np": np, "HALF": np.float32(0.5)}, tree).first) == LINES[line]
 
 
 HELPED = """
@@ -196,13 +181,11 @@ def other(v, k):
     return v * k
 """
 HELPERS = {
-    "return v * 0.5": {"return v * 0.5", "y[0] = helped(x[0]) + x[0]"},
-    "return v * HALF": set(),
+    "return v * 0.5": {"return v * 0.5", "y[0] = helped(x[0]) + x[0]"}, "return v * HALF": set(),
     "return 0.5": {"y[0] = helped(x[0]) + x[0]"},
     "return v if v > 0 else 0.5": {"y[0] = helped(x[0]) + x[0]"},  # numba makes one type of both
-    "other(v, k=0.5)": {"return v * k"},
-    "other(v, HALF)": set(),
-}
+    "other(v, k=0.5)": {"return v * k"}, "other(v, HALF)": set(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("body", HELPERS)
@@ -217,9 +200,8 @@ def test_a_function_that_is_called_is_followed(body):
 
 def test_functions_that_call_each_other_end_soon():
     names = [f"f{i}" for i in range(300)]
-    calls = "".join(
-        f"def {a}(v):\n    return {b}({b}(v)) + {b}(1)\n" for a, b in zip(names, [*names[1:], "f0"], strict=True)
-    )
+    each = zip(names, [*names[1:], "f0"], strict=True)
+    calls = "".join(f"def {a}(v):\n    return {b}({b}(v)) + {b}(1)\n" for a, b in each)
     nodes = {node.name: node for node in doubles.ast.parse(calls).body}
     found = doubles.Doubles({"v": "float32"}, {}, nodes["f0"], nodes)
     assert len(found.known) <= doubles.MOST

@@ -118,10 +118,7 @@ def carried_adjoint(monkeypatch):
         s in self.recorded for s in planning.flat(loop.body)))  # fmt: skip
 
 
-MUTANTS = [dropped_record, carried_adjoint]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [dropped_record, carried_adjoint])
 def test_the_programs_catch_a_broken_planner(mutant, monkeypatch):
     mutant(monkeypatch)
     assert wrong_among(150) is not None

@@ -51,15 +51,11 @@ def debian(into: Path, architecture: str, *packages: str) -> None:
     (state / "lists/partial").mkdir(parents=True)
     (state / "archives/partial").mkdir(parents=True)
     settings = {
-        "APT::Architecture": architecture,
-        "APT::Architectures": architecture,
-        "APT::Install-Recommends": "false",
-        "APT::Sandbox::User": "",
-        "Debug::NoLocking": "true",
-        "Dir::State": str(state),
+        "APT::Architecture": architecture, "APT::Architectures": architecture, "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "", "Debug::NoLocking": "true", "Dir::State": str(state),
         "Dir::State::status": os.devnull,  # as if nothing were installed
         "Dir::Cache": str(state),
-    }
+    }  # fmt: skip
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
     run([*apt, "update"])
     run([*apt, "install", "--yes", "--download-only", *packages])
@@ -93,19 +89,13 @@ def fill(folder: Path, needed: list[str]) -> None:
     debian(root, "arm64", "python3", "libgomp1", "libstdc++6")
     here = (root / "usr/bin/python3").readlink().name.removeprefix("python")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(root / "site"), "--only-binary=:all:"]
-    kind = ["--implementation=cp", f"--python-version={here}", *(f"--platform={tag}" for tag in WHEELS)]
-    run([*pip, *kind, *needed])
+    run([*pip, "--implementation=cp", f"--python-version={here}", *(f"--platform={tag}" for tag in WHEELS), *needed])
     for place in (INSIDE.lstrip("/"), "tmp"):
         (root / place).mkdir(exist_ok=True)
     found = f'"{qemu}"' if qemu.parent != folder else '"$here/qemu-aarch64"'  # which moves with the folder
     start = f'exec {found} -0 "$0" -L "$here/root" "$here/root/usr/bin/python3" "$@"'
     command.write_text(f"#!/bin/sh\nhere=${{0%/*}}\n{start}\n")
     command.chmod(0o755)
-
-
-def place_of(needed: list[str]) -> Path:
-    """Return the folder for these packages."""
-    return cache_folder("arm") / hashlib.sha256(repr(sorted(needed)).encode()).hexdigest()[:12]
 
 
 def python() -> Path:
@@ -117,7 +107,7 @@ def python() -> Path:
         If there is no qemu, no apt, or no package of that kind to be had.
     """
     needed = requirements()
-    final = place_of(needed)
+    final = cache_folder("arm") / hashlib.sha256(repr(sorted(needed)).encode()).hexdigest()[:12]
     if not final.exists():
         part = final.with_name(f"{final.name}.part")
         shutil.rmtree(final.parent, ignore_errors=True)  # of other versions, or half of one

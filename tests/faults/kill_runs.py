@@ -50,8 +50,7 @@ def ended(running: subprocess.Popen[str]) -> None:
 def kill(running: subprocess.Popen[str], rng: random.Random) -> None:
     """Kill a rank, or the process if it is alone, and wait for the end."""
     process = psutil.Process(running.pid)
-    ranks = [p for p in process.children(recursive=True) if "mpi4py" in p.cmdline()[1:4]]
-    rng.choice(ranks or [process]).kill()
+    rng.choice([p for p in process.children(recursive=True) if "mpi4py" in p.cmdline()[1:4]] or [process]).kill()
     running.wait()
 
 

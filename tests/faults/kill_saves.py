@@ -33,11 +33,9 @@ from cpuopt.train import checkpoint
 
 
 class Tensors:
-    torn = ""
-
     """What a checkpoint needs of an engine."""
 
-    comm, divided, alone = SERIAL, False, False
+    comm, divided, alone, torn = SERIAL, False, False, ""
 
     def __init__(self, step: float) -> None:
         names = [f"h.{i}.weight" for i in range(6)]

@@ -89,13 +89,11 @@ def tensors_of(folder: Path, weights: Weights, arrays: Mapping[str, np.ndarray])
 
 def values_of(folder: Path, on: Family, weights: Weights, choice: Choice, fuse: tuple[str, ...]) -> Values:
     """Compute logits, loss and gradients without rewrites, and AdamW's steps with some, on one and on three threads."""
-    batch = batch_of(on)
-    engine = engine_of(on, weights, choice)
+    batch, engine = batch_of(on), engine_of(on, weights, choice)
     values = {"loss": np.array([engine.forward(**batch)])}
     values["logits"] = engine.array(engine.program.outputs[1]).copy()
     engine.run("backward")
-    found = tensors_of(folder, weights, engine.gradients())
-    values |= {f"grad/{name}": g for name, g in found.items()}
+    values |= {f"grad/{name}": g for name, g in tensors_of(folder, weights, engine.gradients()).items()}
     fuse, runs = tuple(name for name in fuse if name != "update" or not on.clip), []
     for threads in (1, 3):
         engine = engine_of(on, weights, choice, fuse)
@@ -119,13 +117,7 @@ def text_of(on: Family, weights: Weights) -> list[int]:
 
 
 def differences(
-    folder: Path,
-    on: Family,
-    about: About,
-    want: Values,
-    choice: Choice,
-    fuse: tuple[str, ...],
-    limit: float | None = None,
+    folder: Path, on: Family, about: About, want: Values, choice: Choice, fuse: tuple[str, ...], limit: float = 0.0
 ) -> dict[str, float]:
     """Return what of a model lies further from the library's values than allowed, and how far.
 
@@ -231,8 +223,7 @@ def main() -> int:
     parser.add_argument("--python", metavar="PATH", default=sys.executable, help="one that has transformers and peft")
     known = {**FAMILIES, **LARGE}
     parser.add_argument("--models", nargs="+", default=known, choices=known, metavar="NAME", help="; ".join(known))
-    args = parser.parse_args()
-    failed = 0
+    args, failed = parser.parse_args(), 0
 
     def tell(right: bool, what: str) -> None:
         nonlocal failed

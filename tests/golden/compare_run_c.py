@@ -57,8 +57,7 @@ def main() -> int:
         pieces = [tokenizer.token_bytes(i) for i in range(512)]
         for tied in (True, False):
             config = replace(models.parse("stories260K"), tie_word_embeddings=tied)
-            params = draw(config.shapes(), seed=7)
-            (model := folder / f"tied-{tied}.bin").write_bytes(model_bin(config, params))
+            (model := folder / f"tied-{tied}.bin").write_bytes(model_bin(config, draw(config.shapes(), seed=7)))
             for prompt in PROMPTS:
                 start = tokenizer.start(prompt)
                 flags = ["-t", "0", "-n", str(STEPS), "-z", folder / "tokenizer.bin", "-i", prompt]
@@ -68,10 +67,9 @@ def main() -> int:
                 command += ["--temperature", "0", "--max-tokens", str(STEPS + 1 - len(start))]
                 done = subprocess.run(command, capture_output=True, check=True)
                 ours = printed([*start[1:], *json.loads(done.stdout)["ids"]], pieces)
-                equal = ours == theirs
-                wrong += not equal
+                wrong += (other := ours != theirs)
                 what = f"tied {tied}, prompt {prompt!r}"
-                print(f"{what}: {len(theirs)} bytes {'equal' if equal else f'{theirs!r}, and here {ours!r}'}")
+                print(f"{what}: {len(theirs)} bytes {f'{theirs!r}, and here {ours!r}' if other else 'equal'}")
     return 1 if wrong else 0
 
 

@@ -85,6 +85,12 @@ def gpt2(V: int, C: int, layers: int, NH: int, T: int) -> dict[str, int]:
     return dict(zip(("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"), (V, C, layers, NH, T), strict=True))
 
 
+def caps(attention: float | None, final: float | None) -> dict[str, float | None]:
+    """Name caps of logits as ``config.json`` does."""
+    return {"attn_logit_softcapping": attention, "final_logit_softcapping": final}
+
+
+CUT = {"sliding_window": 40, "original_max_position_embeddings": 40}
 FAMILIES = {
     "llama": Family("llama", sized(61, 36, 52, 2, 6, 2, tie_word_embeddings=True), 2, 19, 1),
     "llama, llama3": Family("llama", sized(31, 64, 92, 2, 4, 1, rope_parameters=LLAMA3, head_dim=32), 1, 47, 18),
@@ -96,43 +102,24 @@ FAMILIES = {
     "smollm3": Family("smollm3", sized(61, 24, 36, 4, 4, 2), 2, 15, 7),
     "smollm3, other layers": Family("smollm3", sized(43, 30, 20, 2, 3, 3, no_rope_layers=[0, 1]), 1, 29, 8),
     "olmo2": Family("olmo2", sized(73, 36, 28, 2, 6, 2), 2, 19, 9),
-    "olmo2, linear": Family(
-        "olmo2", sized(41, 20, 52, 1, 2, 2, attention_bias=True, rope_parameters=LINEAR), 1, 31, 10
-    ),
+    "olmo2, linear": Family("olmo2", sized(41, 20, 52, 1, 2, 2, attention_bias=True, rope_parameters=LINEAR),
+                            1, 31, 10),
     "phi3": Family("phi3", sized(79, 36, 44, 2, 6, 2), 2, 17, 11),
-    "phi3, in part": Family(
-        "phi3",
-        sized(37, 40, 28, 1, 4, 2, partial_rotary_factor=0.6, rope_parameters=LONG, sliding_window=40)
-        | {"original_max_position_embeddings": 40},
-        *(1, 35, 12),
-    ),
-    "mistral, dynamic": Family(
-        "mistral",
-        sized(53, 24, 36, 1, 3, 1, sliding_window=None, rope_parameters=LINEAR | DYNAMIC),
-        *(1, 23, 13),
-    ),
-    "gemma2": Family(
-        "gemma2",
-        sized(61, 36, 28, 2, 3, 1, head_dim=14, sliding_window=7)
-        | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
-        *(2, 19, 14),
-    ),
-    "gemma2, no caps": Family(
-        "gemma2",
-        sized(53, 24, 44, 1, 4, 2, head_dim=6, sliding_window=13, query_pre_attn_scalar=10)
-        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
-        *(1, 29, 15),
-    ),
+    "phi3, in part": Family("phi3", sized(37, 40, 28, 1, 4, 2, partial_rotary_factor=0.6, rope_parameters=LONG, **CUT),
+                            1, 35, 12),
+    "mistral, dynamic": Family("mistral", sized(53, 24, 36, 1, 3, 1, sliding_window=None,
+                                                rope_parameters=LINEAR | DYNAMIC), 1, 23, 13),
+    "gemma2": Family("gemma2", sized(61, 36, 28, 2, 3, 1, head_dim=14, sliding_window=7, **caps(1.5, 2.0)), 2, 19, 14),
+    "gemma2, no caps": Family("gemma2", sized(53, 24, 44, 1, 4, 2, head_dim=6, sliding_window=13,
+                                              query_pre_attn_scalar=10, **caps(None, None)), 1, 29, 15),
     "gemma3": Family("gemma3_text", sized(67, 40, 36, 7, 4, 1, head_dim=10, sliding_window=5), 1, 17, 16),
     "gemma3, other layers": Family(
-        "gemma3_text",
-        sized(43, 28, 20, 3, 2, 2, head_dim=12, sliding_window=11, final_logit_softcapping=3.0)
+        "gemma3_text", sized(43, 28, 20, 3, 2, 2, head_dim=12, sliding_window=11, final_logit_softcapping=3.0)
         | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "query_pre_attn_scalar": 20}
         | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 2e5}}},
-        *(2, 23, 17),
-    ),
+        2, 23, 17),
     "gpt2": Family("gpt2", gpt2(1013, 48, 2, 4, 32), 2, 13, 19, clip=1.0),
-}
+}  # fmt: skip
 LARGE = {"gpt2-124M": Family("gpt2", gpt2(50257, 768, 12, 12, 1024), 4, 64, 20)}
 """The model that ``compare.py`` adds."""
 QWEN2 = Family("qwen2", sized(131, 36, 52, 2, 6, 2, max_position_embeddings=24), 3, 17, 3)

@@ -14,8 +14,7 @@ import numpy as np
 
 def draw(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
     """Draw float32 parameters by name: normalizations off 1, matrices that keep the size of a row."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    params = {}
+    rng, params = np.random.Generator(np.random.PCG64(seed)), {}
     for name, shape in shapes.items():
         x = rng.standard_normal(shape, dtype=np.float32)
         params[name] = x * np.float32(shape[-1] ** -0.5) if len(shape) > 1 else 1 + x * np.float32(0.1)
@@ -87,8 +86,7 @@ def model_bin(config: Any, params: Mapping[str, np.ndarray], version: int = 0) -
     mlp = [x for name in ("gate", "down", "up") for x in each(f"mlp.{name}_proj")]
     if version == 0:
         start = struct.pack("<7i", *sizes, vocab if tied else -vocab, context)
-        tables = [np.cos(angles), np.sin(angles)]
-        parts = [*table, *first, *q, *k, *v, *o, *second, *mlp, *last, *tables, *head]
+        parts = [*table, *first, *q, *k, *v, *o, *second, *mlp, *last, np.cos(angles), np.sin(angles), *head]
     else:
         start = struct.pack("<Ii7iB", 0x616B3432, 1, *sizes, vocab, context, tied).ljust(256, b"\0")
         parts = [*first, *second, *last, *table, *q, *k, *v, *o, *mlp, *head]
@@ -99,8 +97,7 @@ def tokenizer_bin(size: int, more: Iterable[tuple[bytes, float]] | None = None) 
     """Make a ``tokenizer.bin`` of `size` pieces, or with some after the bytes: letters, then pairs that come often."""
     pieces = [(b"<unk>", 0.0), (b"\n<s>\n", 0.0), (b"\n</s>\n", 0.0), *((b"<0x%02X>" % b, 0.0) for b in range(256))]
     letters = [bytes([b]) for b in b" etaoinshrdlucmfwypvbgkjqxzTHEA.,\n"]
-    pairs = [a + b for a in letters[:16] for b in letters[:16]]
-    made = [(p, -float(n)) for n, p in enumerate([*letters, *pairs])]
+    made = [(p, -float(n)) for n, p in enumerate([*letters, *[a + b for a in letters[:16] for b in letters[:16]]])]
     pieces = [*pieces, *(made if more is None else more)][:size]
     longest = max(len(p) for p, _ in pieces)
     return struct.pack("<I", longest) + b"".join(struct.pack("<fi", score, len(p)) + p for p, score in pieces)

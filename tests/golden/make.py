@@ -22,22 +22,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from families import (
-    ADAMW,
-    ADAPTER_ADAMW,
-    ADAPTER_STEPS,
-    ADAPTERS,
-    CHATS,
-    FAMILIES,
-    LARGE,
-    STEPS,
-    TEXT,
-    Family,
-    Values,
-    first_adapters,
-    norms_after,
-    summarize,
-)
+import families
+from families import ADAMW, ADAPTERS, CHATS, FAMILIES, LARGE, STEPS, TEXT, Family, Values, norms_after, summarize
 from params import make_batch, make_params
 
 HERE = Path(__file__).resolve().parent
@@ -112,8 +98,7 @@ def values() -> None:
     inputs = {n: torch.tensor(x, dtype=torch.float64) for n, x in inputs.items()}
     names = SimpleNamespace(**model)
     found = train(model, lambda n: (forward(F, names, **inputs), None), {"lr": LR, "weight_decay": 0.0})
-    grads = {f"d{n}": found[f"grad/{n}"] for n in parameters}
-    np.savez(HERE / "values.npz", losses=found["losses"], **grads)
+    np.savez(HERE / "values.npz", losses=found["losses"], **{f"d{n}": found[f"grad/{n}"] for n in parameters})
 
 
 class Untied(nn.Module):
@@ -140,8 +125,7 @@ def frozen() -> None:
     from peer_gpt2 import GPT2, load
 
     sizes, seed = {"n_layer": 2, "n_head": 4, "n_embd": 48, "vocab_size": 301, "block_size": 32}, 7
-    adamw = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
-    cases = []
+    adamw, cases = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}, []
     for name, patterns in [(name, patterns) for name, each in FROZEN.items() for patterns in each]:
         if name == "gpt2":
             model: nn.Module = GPT2(**sizes).double()
@@ -166,11 +150,8 @@ def llmc() -> None:
     from peer_gpt2 import GPT2, load
 
     sizes, padded = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 61, "block_size": 8}, 128
-    layers = [
-        f"{x}.{kind}"
-        for x in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-        for kind in ("weight", "bias")
-    ]
+    parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    layers = [f"{x}.{kind}" for x in parts for kind in ("weight", "bias")]
     names = ["wte.weight", "wpe.weight", *(f"h.{i}.{x}" for x in layers for i in range(2)), "ln_f.weight", "ln_f.bias"]
 
     def content(words: tuple[int, ...], arrays: Values, *before: np.ndarray) -> bytes:
@@ -262,8 +243,7 @@ def questions(B: int, T: int) -> list[Batch]:
         said = json.loads(line)
         before = b"\xfeuser\n" + said["prompt"].encode() + b"\xff\n\xfeassistant\n"
         answer = said["completion"].encode() + b"\xff"
-        ids = (before + answer + b"\n")[: T + 1]
-        tokens, targets = np.zeros(T, np.int64), np.full(T, -100)
+        ids, tokens, targets = (before + answer + b"\n")[: T + 1], np.zeros(T, np.int64), np.full(T, -100)
         tokens[: len(ids) - 1] = [*ids[:-1]]
         for i in range(len(before), min(len(before) + len(answer), len(ids))):
             targets[i - 1] = ids[i]
@@ -281,7 +261,7 @@ def adapted(case: str, dtype: torch.dtype) -> tuple[nn.Module, dict[str, nn.Para
     model = peft.get_peft_model(model_of(on)[0].to(dtype), peft.LoraConfig(**how))
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     named = {n.removeprefix("base_model.model.").replace(".default", ""): p for n, p in named.items()}
-    first = first_adapters({n: tuple(p.shape) for n, p in named.items()})
+    first = families.first_adapters({n: tuple(p.shape) for n, p in named.items()})
     for name, p in named.items():
         p.data = torch.tensor(first[name], dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     return model, named
@@ -290,7 +270,7 @@ def adapted(case: str, dtype: torch.dtype) -> tuple[nn.Module, dict[str, nn.Para
 def adapter_losses(case: str, model: nn.Module, narrow: bool = False) -> list[float]:
     """Train the adapters of a case; return the losses."""
     compute = steps_on(logits_of(model, narrow), ADAPTERS[case][0].tokens())
-    return train(model, compute, ADAPTER_ADAMW, ADAPTER_STEPS)["losses"].tolist()
+    return train(model, compute, families.ADAPTER_ADAMW, families.ADAPTER_STEPS)["losses"].tolist()
 
 
 def lora() -> None:
@@ -310,12 +290,12 @@ def lora() -> None:
         if case == "llama":
             model.to(torch.float32).save_pretrained(HERE / "lora", save_embedding_layers=False)
             (HERE / "lora" / "README.md").unlink()  # a model card to fill in
-    how = ADAPTER_ADAMW | {"lr": 1e-3}
+    how = families.ADAPTER_ADAMW | {"lr": 1e-3}
     found["all weights"] = {}
     for name, on in CHATS.items():
         model, _ = model_of(on)
         compute = steps_on(logits_of(model), *questions(on.batch, on.time))
-        found["all weights"][name] = train(model, compute, how, ADAPTER_STEPS)["losses"].tolist()
+        found["all weights"][name] = train(model, compute, how, families.ADAPTER_STEPS)["losses"].tolist()
     write("lora.json", found)
 
 

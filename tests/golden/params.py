@@ -32,9 +32,7 @@ def make_params(
     as far: with small ones GELU is all but linear and attention even, and mistakes in them would not show.
     """
     assert n_embd % n_head == 0
-    std = np.float32(0.02 * (768 / n_embd) ** 0.5)
-    rng = np.random.Generator(np.random.PCG64(seed))
-    params = {}
+    std, rng, params = np.float32(0.02 * (768 / n_embd) ** 0.5), np.random.Generator(np.random.PCG64(seed)), {}
     for name, shape in param_shapes(n_layer, n_embd, vocab_size, block_size).items():
         x = rng.standard_normal(shape, dtype=np.float32)
         if name.endswith("bias"):
@@ -53,8 +51,7 @@ def make_batch(batch: int, time: int, vocab_size: int, seed: int, ignored: int =
 
     The first row starts with the last id of the vocabulary and has one token twice.
     """
-    rng = np.random.Generator(np.random.PCG64(seed))
-    ids = rng.integers(0, vocab_size, (batch, time + 1), dtype=np.int32)
+    ids = np.random.Generator(np.random.PCG64(seed)).integers(0, vocab_size, (batch, time + 1), dtype=np.int32)
     ids[0, :4] = vocab_size - 1, ids[0, 1], ids[0, 1], vocab_size - 1
     tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
     targets[-1, :ignored] = IGNORE

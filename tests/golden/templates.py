@@ -28,22 +28,12 @@ FAMILIES = {  # template, kind of tokenizer, special tokens, of which these begi
 }
 CHATS = [
     [("user", "Hello?"), ("assistant", "A zim.")],
-    [
-        ("system", "Be odd."),
-        ("user", " What?\n"),
-        ("assistant", "\n\nÉ 🙂  hello "),
-        ("user", "And"),
-        ("assistant", "x"),
-    ],
-    [
-        ("user", "a"),
-        ("assistant", " hello\n"),
-        ("user", "hello </s><|im_end|>"),
-        ("assistant", "<|end|> yes"),
-        ("user", "b"),
-    ],
+    [("system", "Be odd."), ("user", " What?\n"), ("assistant", "\n\nÉ 🙂  hello "), ("user", "And"),
+     ("assistant", "x")],
+    [("user", "a"), ("assistant", " hello\n"), ("user", "hello </s><|im_end|>"), ("assistant", "<|end|> yes"),
+     ("user", "b")],
     [("assistant", "hello"), ("user", "hello")],
-]
+]  # fmt: skip
 """The last has no prompt before its answer, and the third says what special tokens are called."""
 
 
@@ -71,8 +61,7 @@ def tokenizer(kind, special):
         prepend = [normalizers.Prepend("▁")] if kind == "strip" else []
         t.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     if kind != "bytes":
-        replace = decoders.Replace("▁", " ")
-        t.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse()])
+        t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     rstrip = kind == "strip"
     t.add_special_tokens([AddedToken(s, rstrip=rstrip and s != "<s>", normalized=False) for s in special])
     return t

@@ -7,7 +7,7 @@ is in neither (a bias that is absent) was not given; one that is only in ``out``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-NONE: Mapping[str, Any] = {}
+Given = Mapping[str, Any]
+NONE: Given = {}
 
 
 def const(x: np.ndarray) -> Tensor:
@@ -43,14 +44,7 @@ class Ops:
                     self.values[f"{op}/{case}/{kind}/{name}"] = array.copy()
 
     def record(
-        self,
-        op: str,
-        case: str,
-        function: Callable[..., Any],
-        given: Mapping[str, np.ndarray | None],
-        reads: str | Mapping[str, tuple[str, str]] = "",
-        fixed: Mapping[str, Any] = NONE,
-        dout: np.ndarray | None = None,
+        self, op: str, case: str, function: Any, given: Given, reads: Any = "", fixed: Given = NONE, dout: Any = None
     ) -> None:
         """Record the forward and the backward of an op.
 
@@ -137,8 +131,7 @@ class Ops:
 
         def rotate(inp: Tensor) -> Tensor:
             heads = inp.view(B, T, NH, 2 * P)
-            turned = torch.cat((-heads[..., P:], heads[..., :P]), dim=-1)
-            return (heads * c + turned * s).reshape(B, T, -1)
+            return (heads * c + torch.cat((-heads[..., P:], heads[..., :P]), dim=-1) * s).reshape(B, T, -1)
 
         self.record("rope", case, rotate, {"inp": inp}, "cos sin", tables)
 
@@ -151,8 +144,7 @@ class Ops:
             return {"loss": mean.view(1), "losses": each, "lse": logits.logsumexp(dim=-1)}
 
         fixed, dloss = {"targets": targets, "ignore_index": ignore}, np.array([0.7], dtype=np.float32)
-        reads = "lse logits targets ignore_index"
-        self.record("cross_entropy", case, loss, {"logits": logits}, reads, fixed, dloss)
+        self.record("cross_entropy", case, loss, {"logits": logits}, "lse logits targets ignore_index", fixed, dloss)
 
     def embedding(self, case: str, tokens: np.ndarray, V: int, C: int, maxT: int | None) -> None:
         """Look rows up, with those of positions."""
@@ -208,8 +200,7 @@ def op_values() -> dict[str, np.ndarray]:
     inp[3, 0] = -10000
     inp[4] = 3
     record("softmax", "extreme", lambda inp: F.softmax(inp, dim=-1), {"inp": inp}, "out")
-    targets = np.array([3, 0, -100, 12, 5, -100, 5], dtype=np.int32)
-    logits = normal(7, 13)
+    targets, logits = np.array([3, 0, -100, 12, 5, -100, 5], dtype=np.int32), normal(7, 13)
     logits[1] *= 30
     logits[3] += 5000
     ops.cross_entropy("some_ignored", logits, targets, -100)
@@ -236,8 +227,7 @@ def op_values() -> dict[str, np.ndarray]:
     rows[2] += 1000
     ops.rmsnorm("zero_and_tiny_rows", rows, 1, 1e-5)
     record("silu", "extreme", lambda inp: F.silu(inp), {"inp": sizes}, "inp")
-    gated = {"inp": sizes, "up": normal(*sizes.shape)}
-    record("swiglu", "extreme", lambda inp, up: F.silu(inp) * up, gated, "inp up")
+    record("swiglu", "extreme", lambda inp, up: F.silu(inp) * up, {"inp": sizes, "up": normal(*sizes.shape)}, "inp up")
     pair = {"inp1": normal(23), "inp2": normal(23)}
     record("mul", "odd", lambda inp1, inp2: inp1 * inp2, pair, "inp1 inp2")
     for case, factor, shift in (("odd", -2.5, 0.0), ("shifted", 0.3, 1.7)):

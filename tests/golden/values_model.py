@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 
-SHAPES = {
-    "w1": (12, 6),
-    "b1": (12,),
-    "gain": (12,),
-    "one": (1,),
-    "w2": (8, 6),
-    "column": (3, 1),
-    "row": (8,),
-}
+SHAPES = {"w1": (12, 6), "b1": (12,), "gain": (12,), "one": (1,), "w2": (8, 6), "column": (3, 1), "row": (8,)}
 LR, STEPS = 0.01, 10
 
 

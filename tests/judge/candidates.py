@@ -28,27 +28,17 @@ HONEST_RELU = relu()
 # What only one rule stops ---------------------------------------------------------------------------------------------
 
 ONLY = {
-    "text": HONEST_RELU + "#" * (256 << 10),
-    "statement": relu("for i in range(3):\n    pass"),
-    "import": relu("import os"),
-    "toolkit": relu("from cpuopt.kernels.toolkit.lanes import Lanes"),
-    "name": relu(before="_x = 1"),
-    "shadow": relu("COUNT = 0\nCOUNT = 1"),
-    "constant": relu("SEEN = [0]"),
-    "power": relu("BIG = 2 ** 4096"),
-    "decorator": relu("@np.exp\ndef f(x):\n    return x"),
+    "text": HONEST_RELU + "#" * (256 << 10), "statement": relu("for i in range(3):\n    pass"),
+    "import": relu("import os"), "toolkit": relu("from cpuopt.kernels.toolkit.lanes import Lanes"),
+    "name": relu(before="_x = 1"), "shadow": relu("COUNT = 0\nCOUNT = 1"), "constant": relu("SEEN = [0]"),
+    "power": relu("BIG = 2 ** 4096"), "decorator": relu("@np.exp\ndef f(x):\n    return x"),
     "option": relu(options=", parallel=False, same_bits=False"),
-    "signature": relu("@helper()\ndef f(x=1):\n    return x"),
-    "syntax": relu(before="with out:\n    pass"),
-    "text constant": relu(before="x = 'text'"),
-    "literal": relu(before="x = 100000000000000000000000"),
-    "call": relu("@helper()\ndef f(g):\n    return g(1)"),
-    "numpy": relu(each="np.cbrt(inp[i])"),
-    "math": relu("from math import gamma"),
-    "attribute": relu(before="x = inp.strides"),
-    "library": relu(before="x = inp @ inp"),
-    "keyword": relu(before="x = np.zeros(4, order=1)"),
-}
+    "signature": relu("@helper()\ndef f(x=1):\n    return x"), "syntax": relu(before="with out:\n    pass"),
+    "text constant": relu(before="x = 'text'"), "literal": relu(before="x = 100000000000000000000000"),
+    "call": relu("@helper()\ndef f(g):\n    return g(1)"), "numpy": relu(each="np.cbrt(inp[i])"),
+    "math": relu("from math import gamma"), "attribute": relu(before="x = inp.strides"),
+    "library": relu(before="x = inp @ inp"), "keyword": relu(before="x = np.zeros(4, order=1)"),
+}  # fmt: skip
 """By rule, a text that it alone stops."""
 
 # Hostile texts that a rule stops --------------------------------------------------------------------------------------
@@ -151,12 +141,10 @@ NAMED = [
     *("return __class__", "return __builtins__", "return size.py_func(a)", "return size.__globals__"),
     "return size.T.base",
     *("exec = 1\n    return exec(a)", "from builtins import exec", "global exec", "nonlocal a", "del a"),
-    "return helper()(a)",
-    "match a:\n        case exec:\n            return exec(a)",
+    "return helper()(a)", "match a:\n        case exec:\n            return exec(a)",
     "try:\n        a = 1\n    except Exception as exec:\n        a = 2",
     *("class exec:\n        a = 1", "with a as exec:\n        return exec", "return [exec for exec in a]"),
-    "exec: a = 1",
-    *("return (lambda exec, /, b: exec(b))", "return (lambda b, n=a: n)", "return (lambda *b: b)"),
+    "exec: a = 1", *("return (lambda exec, /, b: exec(b))", "return (lambda b, n=a: n)", "return (lambda *b: b)"),
     "return f'{a!r:{a}}'",
     *("return kernel", "return ops", "return np", "return prange.__doc__", "return math.exp", "return a(1)"),
     "return (a)(a)",
@@ -165,8 +153,7 @@ NAMED = [
 KEPT = [
     *("LIST = [('x', 1)]\n\n\ndef f(a):\n    x = LIST\n    x += x\n    return len(x)", "A = [('x', 1)]\nA += A"),
     *("A = [('x', 1)]\nB = (A, 1)", "A = [('x', 1)]\nB = len(A)", "A = ([('x', 1)], 1)", "A = [('x', 1)] * 2"),
-    "A = {('x', 1)}",
-    "def f(a):\n    return lambda s: len(a)\n\n\nX = f([('x', 1)])",
+    "A = {('x', 1)}", "def f(a):\n    return lambda s: len(a)\n\n\nX = f([('x', 1)])",
     "from cpuopt.kernels.toolkit.fastmath import EXACT\n\n\n@helper()\ndef f(x):\n    return len(EXACT)",
     *(SIZED.format(x) for x in ["a, *b = a", "x = np.zeros(1, 'O')", "x = np.float32(1, dtype=a)"]),
     *(SIZED.format(x) for x in ["a.x += 1", "a['N'] += 1", "a |= (('N', 1),)", "size.n = 1"]),
@@ -178,41 +165,21 @@ KEPT = [
 TEXTS = [
     "# coding: utf-7\n# +AAo-import os+AAo-\n" + HONEST_RELU,
     "# -*- coding: unicode_escape -*-\n# \\nimport os\n" + HONEST_RELU,
-    "# A ReLU.\n# vim: fileencoding=utf-7\n# +AAo-open('x')+AAo-\n" + HONEST_RELU,
-    "# coding: nothing\n" + HONEST_RELU,
-    relu(before="# a comment\rimport os"),
-    relu(before="x = \uff45val('1')"),
-    "\ufeff" + relu("import os"),
-    HONEST_RELU + "\n" * (257 << 10),
-    relu(before="x = " + "(" * 150 + "1" + ")" * 150 + " + (" * 0 + " + 1" * 300),
-    relu(before="x = " + "-" * 900 + "1"),
-    HONEST_RELU.replace("\n", "\n\0", 1),
-    "def f(:\n",
-    "",
+    "# A ReLU.\n# vim: fileencoding=utf-7\n# +AAo-open('x')+AAo-\n" + HONEST_RELU, "# coding: nothing\n" + HONEST_RELU,
+    relu(before="# a comment\rimport os"), relu(before="x = \uff45val('1')"), "\ufeff" + relu("import os"),
+    HONEST_RELU + "\n" * (257 << 10), relu(before="x = " + "(" * 150 + "1" + ")" * 150 + " + (" * 0 + " + 1" * 300),
+    relu(before="x = " + "-" * 900 + "1"), HONEST_RELU.replace("\n", "\n\0", 1), "def f(:\n", "",
     relu().replace("@kernel(ops.relu_forward, 'mine', parallel=False)\n", ""),
-    relu().replace("ops.relu_forward", "ops.gelu_forward"),
-    relu().replace("ops.relu_forward", "kernel"),
-    relu().replace("'mine'", "'a' + 'b'"),
-    relu(top=relu(name="other")),
-    "\x0cimport os\n" + HONEST_RELU,
-    "# a comment \\\nimport os\n" + HONEST_RELU,
-    "X = 1; import os\n" + HONEST_RELU,
-    "# coding: latin-1\n" + relu('"""\u00e9"""'),
-    "# coding: raw_unicode_escape\n# \\u000aimport os\n" + HONEST_RELU,
-    "\n# vim: set fileencoding=cp037 :\n" + HONEST_RELU,
-    "\ufeff# coding: latin-1\n" + HONEST_RELU,
-    "\ufeff\ufeff" + HONEST_RELU,
-    relu("X = (" + "1," * 40_000 + ")"),
-    relu("X = " + "(" * 250 + ")" * 250),
-    relu(before="x = 1\n\tx = 2"),
-    relu(each="ZERO\u2028x = 2"),
-    relu(each="ZERO\x0bimport os"),
-    relu(before="x = '\ud800'"),
-    HONEST_RELU + "\x1a",
-    HONEST_RELU.replace("import helper, kernel, ops", "import helper, kernel\n\nops = 1"),
-    relu(name="mine\nimport os"),
-    relu(name="mi ne"),
-    relu().replace("ops.relu_forward", "ops.__dict__"),
+    relu().replace("ops.relu_forward", "ops.gelu_forward"), relu().replace("ops.relu_forward", "kernel"),
+    relu().replace("'mine'", "'a' + 'b'"), relu(top=relu(name="other")), "\x0cimport os\n" + HONEST_RELU,
+    "# a comment \\\nimport os\n" + HONEST_RELU, "X = 1; import os\n" + HONEST_RELU,
+    "# coding: latin-1\n" + relu('"""\u00e9"""'), "# coding: raw_unicode_escape\n# \\u000aimport os\n" + HONEST_RELU,
+    "\n# vim: set fileencoding=cp037 :\n" + HONEST_RELU, "\ufeff# coding: latin-1\n" + HONEST_RELU,
+    "\ufeff\ufeff" + HONEST_RELU, relu("X = (" + "1," * 40_000 + ")"), relu("X = " + "(" * 250 + ")" * 250),
+    relu(before="x = 1\n\tx = 2"), relu(each="ZERO\u2028x = 2"), relu(each="ZERO\x0bimport os"),
+    relu(before="x = '\ud800'"), HONEST_RELU + "\x1a",
+    HONEST_RELU.replace("import helper, kernel, ops", "import helper, kernel\n\nops = 1"), relu(name="mine\nimport os"),
+    relu(name="mi ne"), relu().replace("ops.relu_forward", "ops.__dict__"),
     relu().replace("ops.relu_forward", "ops.relu_forward.reference"),
     *(relu(before=x) for x in ("x = np.zeros(4, dtype=inp)", "x = np.zeros(4, inp)", "x = np.full(4, 0, inp)")),
     *(relu(before=x) for x in ("x = max(1, 2, key=abs)", "x = np.zeros(4, like=inp)", "x = inp.sum(out=out)")),
@@ -247,6 +214,7 @@ def scratched(size, **more):
 
 
 MANY = [f"x{i}" for i in range(8)]
+LAST = "n = inp.shape[0]\nif n > 1000 and {}:\n    out[n - 1] = ZERO - np.float32(1)"
 LATER = "max(inp[i], ZERO) if {} < 9 else out[i]"
 RUN = {
     "outside": {
@@ -259,9 +227,8 @@ RUN = {
     "state": {
         "counts calls far behind": relu(before="n = np.int64(1 << 31)\nout[n] += 1", each=LATER.format("out[n]")),
         "counts calls far ahead": relu(before="n = np.int64(1 << 30)\ninp[n] += 1", each=LATER.format("inp[n]")),
-        "counts calls beside a row of its own": relu(
-            before="x = np.zeros(8, np.float32)\nx[1 << 27] += 1", each=LATER.format("x[1 << 27]")
-        ),
+        "counts calls beside a row of its own": relu(before="x = np.zeros(8, np.float32)\nx[1 << 27] += 1",
+                                                     each=LATER.format("x[1 << 27]")),
         "counts calls in scratch": scratched(8, before="x[0] = x[0] + 1 if x[0] > 0 else 1", each=LATER.format("x[0]")),
     },
     "arithmetic": {
@@ -271,43 +238,27 @@ RUN = {
         "has a negative size": scratched("lambda sizes: -sizes['N']"),
     },
     "order": {
-        "adds in a race": relu(
-            before="t = np.zeros(1, np.float32)",
-            each="max(inp[i], ZERO)",
-            after="for j in prange(4096):\n    t[0] += inp[j % inp.shape[0]]\nout[0] += t[0]",
-            options="",
-            loop="prange",
-        ),
+        "adds in a race": relu(before="t = np.zeros(1, np.float32)", options="", loop="prange",
+                               after="for j in prange(4096):\n    t[0] += inp[j % inp.shape[0]]\nout[0] += t[0]"),
     },
     "sizes": {
-        "the tail of a long array": relu(
-            after="n = inp.shape[0]\nif n > 1000 and n % 1024 == 1023:\n    out[n - 1] = ZERO - np.float32(1)"
-        ),
-        "one more than blocks": relu(
-            after="n = inp.shape[0]\nif n > 1000 and n % 512 == 1:\n    out[n - 1] = ZERO - np.float32(1)"
-        ),
+        "the tail of a long array": relu(after=LAST.format("n % 1024 == 1023")),
+        "one more than blocks": relu(after=LAST.format("n % 512 == 1")),
         "no NaN in whole vectors": relu(
-            each="max(inp[i], ZERO) if inp.shape[0] % 64 > 0 or inp[i] == inp[i] else ZERO"
-        ),
+            each="max(inp[i], ZERO) if inp.shape[0] % 64 > 0 or inp[i] == inp[i] else ZERO"),
     },
     "limits": {
         "asks for much scratch": scratched("lambda sizes: sizes['N'] * 999999"),
-        "asks for much scratch in many arrays": relu()
-        .replace("parallel=False", f"parallel=False, scratch=[{', '.join(f'({n!r}, 1 << 22)' for n in MANY)}]")
-        .replace("(out, inp)", f"(out, inp, {', '.join(MANY)})"),
+        "asks for much scratch in many arrays": relu().replace("(out, inp)", f"(out, inp, {', '.join(MANY)})").replace(
+            "parallel=False", f"parallel=False, scratch=[{', '.join(f'({n!r}, 1 << 22)' for n in MANY)}]"),
         "takes all memory": relu(before="x = np.zeros(1 << 36, np.float32)", each="max(inp[i], ZERO) + x[i]"),
-        "divides by zero in a size": relu()
-        .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: 1 // 0)]")
-        .replace("(out, inp)", "(out, inp, x)"),
+        "divides by zero in a size": scratched("lambda sizes: 1 // 0"),
     },
 }  # fmt: skip
 """By class and name, texts that the rules allow, and that a sandbox, a draw or the compiler has to stop. What `check`
 finds wherever a kernel runs is in `bad.py`."""
-FOUND = {
-    **dict.fromkeys(
-        ("has no end in a size", "has a size that is no number", "has a negative size", "divides by zero in a size"),
-        ("compile error", ""),
-    ),
+SIZELESS = ("has no end in a size", "has a size that is no number", "has a negative size", "divides by zero in a size")
+FOUND = dict.fromkeys(SIZELESS, ("compile error", "")) | {
     "asks for much scratch": ("compile error", "elements of scratch 'x'; expected up to"),
     "asks for much scratch in many arrays": ("compile error", "asks for 33,554,432 elements of scratch in 8 arrays"),
 }
@@ -315,20 +266,15 @@ FOUND = {
 OUTLASTS = {
     "an array": relu("SEEN = np.sqrt((0.0, 1.0))"),
     "an array in a tuple": relu("SEEN = (1, (np.float32((0.0,) * 9), 1))"),
-    "numbers that a vector writes": relu(
-        f"{LANES}\nSEEN = np.float32((0.0,) * 400000)", before="store(SEEN, 0, spread(ZERO))"
-    ),
+    "numbers that a vector writes": relu(f"{LANES}\nSEEN = np.float32((0.0,) * 400000)",
+                                         before="store(SEEN, 0, spread(ZERO))"),
     "an array that a size of scratch captured": scratched(
-        "made()",
-        top="@helper()\ndef bump(x):\n    x[0] += 1\n    return x[0]\n\n\ndef made():\n    x = np.float32((0.0,) * 9)\n"
-        "    return lambda sizes: 8 + int(bump(x))",
-    ),
+        "made()", top="@helper()\ndef bump(x):\n    x[0] += 1\n    return x[0]\n\n\ndef made():\n"
+        "    x = np.float32((0.0,) * 9)\n    return lambda sizes: 8 + int(bump(x))"),
     "an array that a helper captured": relu(
         f"{LANES}\ndef made():\n    x = np.float32((0.0,) * 99)\n    @helper()\n    def f(y):\n"
-        "        return max(x[0], y)\n    return f\n\n\nSEEN = made()",
-        each="SEEN(inp[i])",
-    ),
-}
+        "        return max(x[0], y)\n    return f\n\n\nSEEN = made()", each="SEEN(inp[i])"),
+}  # fmt: skip
 """Texts with a constant that would keep what a call writes."""
 BROKEN = {
     "types that do not fit": relu(each="(1, 2)"),
@@ -341,24 +287,16 @@ BROKEN = {
 # Honest ones ----------------------------------------------------------------------------------------------------------
 
 TWINS = {
-    "forgery": HONEST_RELU,
-    "stealing": relu(top='"""It steals nothing: gc, /proc and frames are words here."""'),
-    "warm-up": relu("BLOCK = 64"),
-    "deferred": relu(loop="prange", options=""),
+    "forgery": HONEST_RELU, "stealing": relu(top='"""It steals nothing: gc, /proc and frames are words here."""'),
+    "warm-up": relu("BLOCK = 64"), "deferred": relu(loop="prange", options=""),
     "work at import": relu("BIG = 2 ** 16\nBOTH = 1, -1\nHALF = np.float32(np.sqrt(0.25))"),
-    "replay": relu(before="n = inp.shape[0]"),
-    "seeds": relu("SEED = 0"),
-    "fallback": relu(before="x = np.sum(inp)"),
+    "replay": relu(before="n = inp.shape[0]"), "seeds": relu("SEED = 0"), "fallback": relu(before="x = np.sum(inp)"),
     "residency": relu(before="x = np.zeros(9, np.float32)", each="max(inp[i], x[0])"),
     "surroundings": relu(each="max(inp[i], ZERO)", options=", fastmath={'contract'}"),
     "other side": relu("@helper()\ndef f(x):\n    return max(x, ZERO)".replace("ZERO", "0"), each="f(inp[i])"),
-    "way out": relu(
-        "from cpuopt.kernels.toolkit.simd import at, prefetch",
-        before="x = inp.reshape(inp.size)\nprefetch(at(x, 0))",
-        each="max(x[i], ZERO)",
-    ),
-    "promises": relu(options=", parallel=False, fastmath=False"),
-    "text": relu(top='"""A ReLU."""'),
+    "way out": relu("from cpuopt.kernels.toolkit.simd import at, prefetch",
+                    before="x = inp.reshape(inp.size)\nprefetch(at(x, 0))", each="max(x[i], ZERO)"),
+    "promises": relu(options=", parallel=False, fastmath=False"), "text": relu(top='"""A ReLU."""'),
     "nothing": relu(each="inp[i] if not inp[i] <= ZERO else ZERO"),
     "inputs changed": relu(each="max(ZERO + inp[i], ZERO)"),
     "lower precision": relu(each="np.float32(max(np.float64(inp[i]), 0.0))"),
@@ -369,20 +307,16 @@ TWINS = {
     "state": scratched("8", before="x[0] = 1", each="max(inp[i], ZERO * x[0])"),
     "arithmetic": relu(before="n = np.int32(inp.shape[0])", each="max(inp[i], ZERO) if i < n else ZERO"),
     "sizes": relu(before="n = inp.shape[0]", each="max(inp[i], ZERO) if i < n - n % 1024 else max(inp[i], ZERO)"),
-    "limits": relu()
-    .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N']), ('y', 1 << 20)]")
-    .replace("(out, inp)", "(out, inp, x, y)"),
+    "limits": relu().replace("(out, inp)", "(out, inp, x, y)").replace(
+        "parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N']), ('y', 1 << 20)]"),
     "names": relu("def made(g):\n    @helper()\n    def f(x):\n        exec = g(x)\n        return exec\n    return f"),
-}
+}  # fmt: skip
 """By class, a right kernel that resembles the hostile ones."""
 RIGHT = {
-    "a mark of the byte order": "\ufeff" + HONEST_RELU,
-    "an encoding": "# -*- coding: utf-8 -*-\n" + HONEST_RELU,
-    "lines of Windows": HONEST_RELU.replace("\n", "\r\n"),
-    "a new page": HONEST_RELU.replace("\n\n\n", "\n\x0c\n"),
+    "a mark of the byte order": "\ufeff" + HONEST_RELU, "an encoding": "# -*- coding: utf-8 -*-\n" + HONEST_RELU,
+    "lines of Windows": HONEST_RELU.replace("\n", "\r\n"), "a new page": HONEST_RELU.replace("\n\n\n", "\n\x0c\n"),
     "a line's end in a docstring": relu('"""One\u2028two\x0bthree\x85four."""'),
-    "tabs": HONEST_RELU.replace("    ", "\t"),
-    "letters of other languages": relu("K\u00f6nig = 1"),
+    "tabs": HONEST_RELU.replace("    ", "\t"), "letters of other languages": relu("K\u00f6nig = 1"),
     "the first line of an adopted file": f"from cpuopt.judge.rules import NAMES as __builtins__\n{HONEST_RELU}",
     "a local like a function of Python's": relu(before="sum = ZERO", each="max(inp[i], sum)"),
     "a parameter like one": relu("@helper()\ndef f(input):\n    return max(input, 0)", each="f(inp[i])"),

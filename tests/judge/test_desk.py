@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from small_runs import command
-from verbs import error_of, fails, printed, process, ran
+from verbs import ROOT, error_of, fails, printed, process, ran
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
@@ -23,7 +23,6 @@ from cpuopt.errors import REFUSED, UserError
 from cpuopt.judge import desk as desks
 from cpuopt.judge import naive, remote, rules, session, timing
 from cpuopt.judge.desk import Desk, answer, renamed
-from cpuopt.judge.session import Judge, ModelSizes, Ruling, shapes_of
 from cpuopt.kernels import load_file
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.lab import records
@@ -34,8 +33,8 @@ from cpuopt.report import judge as report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
 GELU = naive.text_of(ops.gelu_forward)
-TINY = ModelSizes("gpt2-tiny", 1, 8)
-(SHAPE,) = shapes_of(ops.gelu_forward, TINY)
+TINY = session.ModelSizes("gpt2-tiny", 1, 8)
+(SHAPE,) = session.shapes_of(ops.gelu_forward, TINY)
 N = SHAPE.sizes["N"]
 LOOP = "for i in prange(inp.shape[0]):"
 TANH = "from cpuopt.kernels.toolkit.fastmath import tanh"
@@ -49,7 +48,7 @@ def _here(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def judge():
-    with Judge(2) as j:
+    with session.Judge(2) as j:
         yield j
 
 
@@ -87,10 +86,8 @@ def test_a_timed_verdict_has_its_score_and_what_it_is_based_on(judge):
     found = judge.time(GELU, "gelu_forward", TINY)
     assert found.verdict not in REFUSED, found
     t = found.timed
-    assert t["against"] == "optimized"
-    assert t["score"] == pytest.approx(1 / t["ratio"]["high"])
-    assert t["cases"][0]["sizes"] == {"N": N}
-    assert t["saves_ms"] == pytest.approx(t["a_ms"] - t["b_ms"])
+    assert (t["against"], t["score"]) == ("optimized", pytest.approx(1 / t["ratio"]["high"]))
+    assert (t["cases"][0]["sizes"], t["saves_ms"]) == ({"N": N}, pytest.approx(t["a_ms"] - t["b_ms"]))
     at = GELU[: GELU.index("        x = inp[i]")].count("\n") + 1
     assert {loop["lines"] for loop in t["loops"]} == {f"{at}-{at + 1}"}
     assert all(loop["calls"][0] == "tanhf" for loop in t["loops"])
@@ -101,17 +98,14 @@ def test_the_loops_of_a_candidate_are_told_with_their_lines(judge, tmp_path):
     desk = Desk(tmp_path)
     vars(desk)["judge"] = judge
     wide = GELU.replace("np.tanh", "tanh").replace("import prange", f"import prange\n{TANH}")
-    found = desk.inspect(wide, "gelu_forward")
-    best = max(found["loops"], key=lambda loop: loop["width"])
+    best = max(desk.inspect(wide, "gelu_forward")["loops"], key=lambda loop: loop["width"])
     assert best["width"] >= 4
     assert (best["spills"], best["calls"], best["doubles"]) == (0, [], 0)
 
 
 AT_SIZE = {
-    "wrong at the size that is timed": f"if inp.shape[0] == {N}:\n        return\n    {LOOP}",
-    "reads outside at the size that is timed": (
-        f"if inp.shape[0] == {N}:\n        out[0] = inp[{N} + 99999]\n    {LOOP}"
-    ),
+    "wrong where it is timed": f"if inp.shape[0] == {N}:\n        return\n    {LOOP}",
+    "reads outside where it is timed": f"if inp.shape[0] == {N}:\n        out[0] = inp[{N} + 99999]\n    {LOOP}",
 }
 
 
@@ -136,16 +130,10 @@ def far(*clocks):
 
 
 @pytest.mark.parametrize("late", [0, 3e6], ids=["quiet", "beside other processes"])
-@pytest.mark.parametrize(
-    ("usual", "mine", "said"),
-    [
-        ((1e6, 1.2e6), (5e5, 7e5), False),
-        ((1e6, 1.2e6), (5e5, 2e6), True),
-        ((1e6, 1.2e6), (5e5, 4e5), True),
-        ((2e7, 2e7), (2e7, 2e7), False),
-        ((2e7, 2e7), (2e7, 2e7 * 4 / 3), True),
-    ],
-)
+@pytest.mark.parametrize(("usual", "mine", "said"), [
+    ((1e6, 1.2e6), (5e5, 7e5), False), ((1e6, 1.2e6), (5e5, 2e6), True), ((1e6, 1.2e6), (5e5, 4e5), True),
+    ((2e7, 2e7), (2e7, 2e7), False), ((2e7, 2e7), (2e7, 2e7 * 4 / 3), True),
+])  # fmt: skip
 def test_clocks_are_compared_in_long_batches_whatever_else_runs(usual, mine, said, late):
     """Other processes delay three answers of four: neither does that hide what is untold, nor is it that."""
     both = [far((told, took), *[(told, took + late)] * 3) for told, took in (usual, mine)]
@@ -162,15 +150,12 @@ def test_clocks_that_disagree_are_compared_again():
             functions[side].long.append((2e7, 2.01e7 if side == "A" else took))
 
         timing.confirm(functions, batch)
-        assert next(count) == batches
-        assert bool(timing.disagreement(functions["A"], functions["B"])) == said
+        assert (next(count), bool(timing.disagreement(functions["A"], functions["B"]))) == (batches, said)
 
 
 def test_a_verdict_beside_other_processes_is_inconclusive(judge, monkeypatch):
-    pair = SimpleNamespace(rounds_disturbed=[True, True, False])
-    assert timing.AloneFar.busy.fget(pair)
-    pair.rounds_disturbed.append(False)
-    assert not timing.AloneFar.busy.fget(pair)
+    for rounds, busy in ([True, True, False], True), ([True, True, False, False], False):
+        assert timing.AloneFar.busy.fget(SimpleNamespace(rounds_disturbed=rounds)) == busy
     monkeypatch.setattr(session, "FAR_SLOWER", np.inf)
     monkeypatch.setattr(timing.AloneFar, "busy", True)
     found = judge.time(GELU, "gelu_forward", TINY)
@@ -198,16 +183,14 @@ def test_no_right_result_lies_in_an_array_before_a_secret_call():
         timed.swap(0)
         for outs in ("other", "almost"):
             timed.fill("A", outs, "nan", 1)
-            found = timed.slots[0]["out"]
-            wanted = [s.values["out"] for s in timed.sets]
+            found, wanted = timed.slots[0]["out"], [s.values["out"] for s in timed.sets]
             alike = max(float(np.mean((found == x) & (x != 0))) for x in wanted)  # half of all results are 0
             assert (alike < 0.1) == secret
 
 
 def test_each_call_of_a_sample_has_scratch_of_its_own():
     """Else a kernel could find there what it computed for the same inputs two calls before."""
-    kernel = KERNELS["layernorm_backward", "optimized"]
-    timed = TimedKernels({"A": kernel}, Case({"BT": 4, "C": 8}), 1, secret=True)
+    timed = TimedKernels({"A": KERNELS["layernorm_backward", "optimized"]}, Case({"BT": 4, "C": 8}), 1, secret=True)
     timed.place(3)
     timed.swap(0)
     work = [args[-1] for args in timed.args["A"]]
@@ -223,20 +206,17 @@ KEPT, NEW = ([5e5, 5.2e5, 9e5], [1.5e6, 4e6, 1.6e6]), ([2e6] * 3, [2e6, 1.9e6, 2
 MEASURED = {"A": 1e6, "B": 1.2e6}
 
 
-@pytest.mark.parametrize(
-    ("usual", "mine", "measured", "said"),
-    [
-        (CALM, CALM, None, ""),
-        (CALM, KEPT, None, "it takes 1500 us with inputs that it had not seen, and 900 us with others"),
-        (BUSY, KEPT, None, ""),  # the machine was not calm
-        (CALM, ([5e5, 1.2e6], [1.5e6, 4e6]), None, ""),
-        (CALM, NEW, MEASURED, "it takes 1900 us with inputs that it had not seen, and 1200 us while it was timed"),
-        (CALM, NEW, None, ""),
-        (CALM, NEW, {**MEASURED, "A": 0.9e6}, ""),  # the machine is not calm now
-        (([], []), NEW, MEASURED, ""),  # all of its calls waited for a core
-        *[(*(tuple([x / 1e3 for x in ns] for ns in s) for s in (CALM, NEW)), {"A": 1e3, "B": 1.2e3}, "")],  # too short
-    ],
-)
+@pytest.mark.parametrize(("usual", "mine", "measured", "said"), [
+    (CALM, CALM, None, ""),
+    (CALM, KEPT, None, "it takes 1500 us with inputs that it had not seen, and 900 us with others"),
+    (BUSY, KEPT, None, ""),  # the machine was not calm
+    (CALM, ([5e5, 1.2e6], [1.5e6, 4e6]), None, ""),
+    (CALM, NEW, MEASURED, "it takes 1900 us with inputs that it had not seen, and 1200 us while it was timed"),
+    (CALM, NEW, None, ""),
+    (CALM, NEW, {**MEASURED, "A": 0.9e6}, ""),  # the machine is not calm now
+    (([], []), NEW, MEASURED, ""),  # all of its calls waited for a core
+    *[(*(tuple([x / 1e3 for x in ns] for ns in s) for s in (CALM, NEW)), {"A": 1e3, "B": 1.2e3}, "")],  # too short
+])  # fmt: skip
 def test_a_kernel_that_keeps_results_is_told_by_its_times(usual, mine, measured, said):
     assert timing.memory({"A": usual, "B": mine}, measured) == (said and f"keeps what it computed: {said}")
 
@@ -293,7 +273,7 @@ class Scripted:
         ratio = {"median": 1 / score, "low": 1 / score, "high": 1 / score}
         timed = {"score": score, "ratio": ratio, "against": "optimized"}
         word = "slower" if score < 1 else "inconclusive" if score == 1 else "faster"
-        return Ruling(op, "mine", text, f"code of {text}", word, timed=timed)
+        return session.Ruling(op, "mine", text, f"code of {text}", word, timed=timed)
 
 
 def board_of(tmp_path, *scores):
@@ -304,11 +284,9 @@ def board_of(tmp_path, *scores):
 
 def test_a_kernel_that_comes_first_is_timed_twice_and_has_the_lower_score(tmp_path):
     desk = board_of(tmp_path, 2.0, 1.1, 1.05, 3.0, 1.2, 1.15)
-    assert desk.submit("a", "gelu_forward")["timed"]["score"] == 1.1
-    assert desk.submit("b", "gelu_forward")["place"] == 2
+    assert (desk.submit("a", "gelu_forward")["timed"]["score"], desk.submit("b", "gelu_forward")["place"]) == (1.1, 2)
     last = desk.submit("c", "gelu_forward")
-    assert (last["place"], last["timed"]["score"]) == (1, 1.2)
-    assert last["controls"] == {"a copy of the best": 1.15}
+    assert (last["place"], last["timed"]["score"], last["controls"]) == (1, 1.2, {"a copy of the best": 1.15})
     found = desk.board("gelu_forward")
     assert (found["tries"], [row["score"] for row in found["best"]]) == (3, [1.2, 1.1, 1.05])
     assert desk.judge.texts == ["a", "a", "b", "c", "c", "a"]
@@ -325,10 +303,8 @@ def test_a_kernel_that_a_copy_of_the_best_beats_stands_behind_it(tmp_path):
 
 def test_only_what_is_faster_has_a_place(tmp_path):
     desk = board_of(tmp_path, 1.0, 0.9, 1.2, 1.0, 1.02, 1.02)
-    assert desk.submit("a", "gelu_forward")["place"] is None
-    assert desk.submit("b", "gelu_forward")["place"] is None
-    assert desk.submit("c", "gelu_forward")["place"] is None  # its second verdict is inconclusive
-    assert desk.submit("d", "gelu_forward")["place"] == 1
+    places = [desk.submit(text, "gelu_forward")["place"] for text in "abcd"]
+    assert places == [None, None, None, 1]  # the second verdict of c is inconclusive
     assert desk.board("gelu_forward")["best"][0]["verdict"] == "faster"
 
 
@@ -384,13 +360,10 @@ def test_to_submit_a_kernel_again_gains_nothing(tmp_path):
 
 
 DAMAGE = [
-    ("task", None),
-    ("task", {"model": "gpt2-124M", "B": "4", "T": 64}),
-    ("machine", []),
-    ("source", None),
+    ("task", None), ("task", {"model": "gpt2-124M", "B": "4", "T": 64}), ("machine", []), ("source", None),
     ("ruling", None),
     ("ruling", {"candidate": 5, "text": "", "code": "", "verdict": "faster", "timed": {"score": 9.9}}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "x"), DAMAGE)
@@ -412,8 +385,7 @@ def test_an_unreadable_record_is_left_out_with_a_note(field, x, tmp_path, capsys
 @pytest.mark.parametrize("error", [UserError("cannot be written"), OSError(28, "No space left on device")])
 def test_a_verdict_that_cannot_be_kept_is_told(error, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records, "keep", Mock(side_effect=error))
-    desk = board_of(tmp_path, 1.3, 1.3)
-    found = desk.submit("a", "gelu_forward")
+    found = board_of(tmp_path, 1.3, 1.3).submit("a", "gelu_forward")
     assert (found["verdict"], found["timed"]["score"], found["place"], found["path"]) == ("faster", 1.3, None, None)
     assert found["notes"] == [f"the submission is not kept: {error}"]
     console.show(report.tables({**found, "isolation": {}, "timed": {}}))
@@ -468,8 +440,7 @@ def test_nothing_of_a_record_is_a_line_of_the_adopted_file(end, tmp_path):
     path.write_text(json.dumps(kept))
     lines = Path(desk.adopt("gelu_forward", "fast")["path"]).read_bytes().splitlines()
     assert lines[1].startswith(b"# Adopted from runs")
-    assert lines[1].count(b"import os") == 2
-    assert lines[2:] == renamed(GELU, "gelu_forward", "fast").encode().splitlines()
+    assert (lines[1].count(b"import os"), lines[2:]) == (2, renamed(GELU, "gelu_forward", "fast").encode().splitlines())
 
 
 def test_an_adopted_file_has_few_of_pythons_names(tmp_path):
@@ -477,8 +448,7 @@ def test_an_adopted_file_has_few_of_pythons_names(tmp_path):
     path = tmp_path / "adopted_gelu.py"
     path.write_text(desks.adopted(text, "gelu_forward", "adopted", ""))
     module = load_file(path, "--kernels", "kernels")
-    assert {*module.size.__builtins__} == {*rules.BUILTINS, "__import__"}
-    assert module.size({"N": 3}) == 3
+    assert ({*module.size.__builtins__}, module.size({"N": 3})) == ({*rules.BUILTINS, "__import__"}, 3)
     with pytest.raises(ImportError, match="may not import os"):
         module.size.__builtins__["__import__"]("os")
     KERNELS["gelu_forward", "adopted"].compile()
@@ -511,11 +481,8 @@ def asked(do, **more):
 MARK = "imported.txt"
 NET = f"import pathlib\npathlib.Path({MARK!r}).touch()\n"
 WRONG_REQUESTS = [
-    ("not json", "Expecting value"),
-    ("[1]", "it is a list"),
-    (b'{"do": "\xff"}', "can't decode byte 0xff"),
-    ("[" * 40 + "]" * 40, "nested more than"),
-    ('{"do": "tasks", "do": "tasks"}', "'do' comes twice"),
+    ("not json", "Expecting value"), ("[1]", "it is a list"), (b'{"do": "\xff"}', "can't decode byte 0xff"),
+    ("[" * 40 + "]" * 40, "nested more than"), ('{"do": "tasks", "do": "tasks"}', "'do' comes twice"),
     ('{"do": "tasks", "id": NaN}', "NaN is no number"),
     ('{"do": "tasks", "id": 1e999}', "Out of range float values are not JSON compliant"),
     ('{"do": "tasks", "id": "\\ud800"}', "surrogates not allowed"),
@@ -538,7 +505,7 @@ WRONG_REQUESTS = [
     (asked("submit", text=GELU, model="net.py:Net"), "submit: model 'net.py:Net' is no preset"),
     *((asked("describe", model=net), f"describe: model '{net[:9]}") for net in ("./net.py:Net", ".", "{}")),
     ('{"do": "profile", "model": "--config=net.py"}', "profile: model '--config=net.py' is no preset"),
-]
+]  # fmt: skip
 """Requests, and words of the errors with which they are answered."""
 
 
@@ -549,15 +516,10 @@ def answers(tmp_path_factory):
     (folder / "net.py").write_text(NET)
     lines = []
     for i, (line, _) in enumerate(WRONG_REQUESTS):
-        good = asked("check", text="import os\n", id=i)
-        lines += [line if isinstance(line, bytes) else line.encode(), good.encode()]
-    made = subprocess.run(
-        [sys.executable, "-m", "cpuopt", "judge", "--serve", "--threads", "2"],
-        input=b"\n".join(lines),
-        capture_output=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])},
-    )
+        lines += [line if isinstance(line, bytes) else line.encode(), asked("check", text="import os\n", id=i).encode()]
+    how = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True}
+    words = ["-m", "cpuopt", "judge", "--serve", "--threads", "2"]
+    made = subprocess.run([sys.executable, *words], input=b"\n".join(lines), **how)
     assert made.returncode == 0, made.stderr.decode()
     assert [p.name for p in folder.iterdir()] == ["net.py"]
     found = [json.loads(line, parse_constant=pytest.fail) for line in made.stdout.splitlines()]
@@ -593,11 +555,8 @@ def test_a_request_may_name_the_model_of_the_command_line(tmp_path):
 
 
 OWN = """from numba import prange
-
 from cpuopt import differentiable
 from cpuopt.ops.declaration import N, inp, out
-
-
 @differentiable(out("out", N), inp("inp", N), flops=2 * N)
 def judged2(out, inp):
     for i in prange(inp.shape[0]):
@@ -605,10 +564,7 @@ def judged2(out, inp):
         out[i] = x * x
 """
 MINE = """from numba import prange
-
 from cpuopt import kernel, ops
-
-
 @kernel(ops.judged2_forward, "mine")
 def judged2_forward(out, inp):
     for i in prange(inp.shape[0]):
@@ -623,15 +579,14 @@ def test_an_op_of_ones_own_is_a_task(tmp_path):
         found = desk.time(MINE, "judged2_forward", "gpt2-tiny", 1, 2)
         assert found["verdict"] not in REFUSED, found
         assert found["timed"]["cases"][0]["sizes"] == {"N": 2 * 768}
-        wrong = desk.check(MINE.replace("* max(inp[i], 0.0)", "* inp[i]"), "judged2_forward")
-        assert wrong["verdict"] == "wrong"
+        assert desk.check(MINE.replace("* max(inp[i], 0.0)", "* inp[i]"), "judged2_forward")["verdict"] == "wrong"
 
 
 def test_every_op_has_shapes_at_which_it_is_timed():
     for op in ops.ALL.values():
-        for shape in shapes_of(op, TINY):
+        for shape in session.shapes_of(op, TINY):
             assert op.bytes(shape.sizes, shape.adds, shape.absent, shape.types) > 0
-    assert shapes_of(ops.rmsnorm_forward, ModelSizes())[0].sizes["C"] == 768
+    assert session.shapes_of(ops.rmsnorm_forward, session.ModelSizes())[0].sizes["C"] == 768
 
 
 def test_a_description_has_what_a_kernel_is_written_from(tmp_path, monkeypatch):
@@ -662,8 +617,7 @@ def test_a_candidate_is_compared_in_training_steps(judge, monkeypatch):
     step = found.timed["in_step"]
     assert {*step["layers"]} == {"h.0.mlp", "h.1.mlp"}
     assert 0 < step["b_ms"] < step["step"]["b_ns"] / 1e6
-    assert step["saves_ms"] == pytest.approx(step["a_ms"] - step["b_ms"])
-    assert len(step["ns"]["B"]) == 6
+    assert (step["saves_ms"], len(step["ns"]["B"])) == (pytest.approx(step["a_ms"] - step["b_ms"]), 6)
 
 
 def test_other_losses_in_a_step_are_wrong(unchecked):
@@ -682,7 +636,7 @@ def test_what_no_candidate_can_do_is_said_before_one_is_judged(judge, monkeypatc
     said = refused("relu_forward")
     assert said == "--in-step: a training step of gpt2-tiny does not call relu_forward; leave --in-step out"
     assert "does not call rmsnorm_forward; add --model llama-tiny, or leave" in refused("rmsnorm_forward")
-    said = refused("gelu_forward", ModelSizes("gpt2-355M", 1, 8))
+    said = refused("gelu_forward", session.ModelSizes("gpt2-355M", 1, 8))
     assert said.startswith("--in-step: a training step of gpt2-355M at 1x8 needs 9")
     assert said.endswith(" may allocate 4.29 GB; take a smaller --model, -B or -T, or leave --in-step out")
     monkeypatch.setattr(session, "ROOM", 1 << 10)
@@ -708,9 +662,6 @@ def test_the_command_checks_a_file(capsys, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.py"]
 
 
-WRONG = GELU.replace("0.044715", "0.05")
-
-
 def test_a_client_of_the_protocol_submits_and_adopts(tmp_path):
     """With the protocol's own client: a wrong GELU and a good one, which is adopted."""
     pytest.importorskip("mcp")
@@ -719,12 +670,9 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path):
     from mcp.client.session import ClientSession
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "cpuopt", "judge", "--mcp", "--threads", "2"],
-        cwd=str(tmp_path),
-        env={"PYTHONPATH": str(Path(cli.__file__).parents[2]), "OMP_WAIT_POLICY": "passive"},
-    )
+    words = ["-m", "cpuopt", "judge", "--mcp", "--threads", "2"]
+    env = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
+    server = StdioServerParameters(command=sys.executable, args=words, cwd=str(tmp_path), env=env)
 
     async def talk():
         async with stdio_client(server) as (read, write), ClientSession(read, write) as client:
@@ -738,17 +686,15 @@ def test_a_client_of_the_protocol_submits_and_adopts(tmp_path):
             wrong = await client.call_tool("time", {"text": GELU, "op": "relu_forward", "B": "4"})
             assert wrong.is_error
             assert wrong.content[0].text == "time: B is '4'; expected a whole number"
-            sizes = {"model": "gpt2-tiny", "B": 1, "T": 8}
-            found = [names, await ask("tasks")]
-            for text in (WRONG, GELU):
+            sizes, found = {"model": "gpt2-tiny", "B": 1, "T": 8}, [names, await ask("tasks")]
+            for text in (GELU.replace("0.044715", "0.05"), GELU):
                 found.append(await ask("submit", text=text, op="gelu_forward", **sizes))
             found.append(await ask("board", op="gelu_forward", **sizes))
             return [*found, await ask("adopt", op="gelu_forward", name="fast", **sizes)]
 
     names, tasks, wrong, good, board, adopted = asyncio.run(talk())
     assert names == ["tasks", "describe", "check", "time", "inspect", "profile", "submit", "board", "adopt"]
-    assert [t["op"] for t in tasks["tasks"]] == [*ops.ALL]
-    assert (wrong["verdict"], wrong["place"]) == ("wrong", None)
+    assert ([t["op"] for t in tasks["tasks"]], wrong["verdict"], wrong["place"]) == ([*ops.ALL], "wrong", None)
     assert good["place"] is None  # vanilla's text is right, and not faster
     assert len(board["best"]) == 1
     made = process("check", "--kernels", adopted["path"], "--quick", "--json")

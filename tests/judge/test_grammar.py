@@ -14,9 +14,8 @@ from candidates import HEAD
 from cpuopt.errors import RefusedError
 from cpuopt.judge import rules
 
-TARGETS = sorted(
-    rules.words("exec eval open compile getattr setattr type vars globals print input map sum iter object __import__")
-)
+TARGETS = "exec eval open compile getattr setattr type vars globals print input map sum iter object __import__"
+TARGETS = sorted(rules.words(TARGETS))
 BINDS = {
     "body": [
         *("T = a", "T = a", "T = max", "T, a = a, a", "T = T(CODE)", "T += a", "for T in range(2):\n    pass"),
@@ -77,8 +76,7 @@ class Walk:
         return f"<{len(self.slots) - 1}>"
 
     def statement(self):
-        honest = ["a = a + a", "a = max(a, a)", "b = a", "if a == 1:\n    a = a", "a = (a, a)[0]"]
-        return self.rng.choice(honest)
+        return self.rng.choice(["a = a + a", "a = max(a, a)", "b = a", "if a == 1:\n    a = a", "a = (a, a)[0]"])
 
     def function(self, name, kind):
         """A function: plain, with helpers inside; a helper; or the kernel, whose scratch has a size."""
@@ -102,8 +100,7 @@ class Walk:
             items += [self.function(f"f{i}", self.rng.choice(["plain", "plain", "helper"])), self.slot("file")]
             items += [f"X{i} = f{i}(CODE, CODE)"] * (self.rng.random() < 0.8)
         items += [self.function("relu_forward", "kernel"), self.slot("file")]
-        text = "\n".join(items)
-        filled = dict.fromkeys(range(len(self.slots)), "")
+        text, filled = "\n".join(items), dict.fromkeys(range(len(self.slots)), "")
         at = self.rng.randrange(len(self.slots))
         for lines in [BINDS] * self.rng.randint(0, 2) + [USES] * self.rng.randint(0, 2):
             at = min(max(at + self.rng.randint(-7, 7), 0), len(self.slots) - 1)  # some function further

@@ -11,18 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import psutil
 import pytest
-from candidates import (
-    BROKEN,
-    FOUND,
-    HONEST_RELU,
-    OUTLASTS,
-    RIGHT,
-    RUN,
-    TWINS,
-    package,
-    relu,
-    scratched,
-)
+from candidates import BROKEN, FOUND, HONEST_RELU, OUTLASTS, RIGHT, RUN, TWINS, package, relu, scratched
 from verbs import fails, process, spy
 
 from cpuopt import ops
@@ -33,7 +22,6 @@ from cpuopt.errors import REFUSED, RefusedError, UserError
 from cpuopt.isolate.process import Worker
 from cpuopt.judge import naive, remote, rules, seccomp
 from cpuopt.judge import session as module
-from cpuopt.judge.session import Judge, ModelSizes, shapes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
 HOSTILE = [(of, name) for of, texts in RUN.items() for name in texts]
@@ -41,7 +29,7 @@ HOSTILE = [(of, name) for of, texts in RUN.items() for name in texts]
 
 @pytest.fixture(scope="module")
 def session():
-    with Judge(2) as s:
+    with module.Judge(2) as s:
         yield s
 
 
@@ -75,8 +63,7 @@ def test_an_honest_candidate_is_right(name, session):
     assert (found.verdict, found.reason) == ("right", "")
     assert found.code
     assert found.cases > 30
-    assert found.controls == {"nothing": "refused", "vanilla": "right"}
-    assert found.isolation["missing"] == []
+    assert (found.controls, found.isolation["missing"]) == ({"nothing": "refused", "vanilla": "right"}, [])
 
 
 def test_a_candidate_that_is_farther_off_than_rounding_explains_is_said(session, monkeypatch):
@@ -139,14 +126,11 @@ def test_no_constant_outlasts_a_call(name, session):
     assert "holds an array, which outlasts a call" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (scratched("size", top="def size(s):\n    return len(open('x').read())"), "name 'open' is not defined"),
-        (relu("import os"), "a candidate may not import os"),
-        (relu("X = getattr(np, 'load')"), "name 'getattr' is not defined"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), [
+    (scratched("size", top="def size(s):\n    return len(open('x').read())"), "name 'open' is not defined"),
+    (relu("import os"), "a candidate may not import os"),
+    (relu("X = getattr(np, 'load')"), "name 'getattr' is not defined"),
+])  # fmt: skip
 def test_behind_the_rules_pythons_names_are_not_there(text, said, session, monkeypatch):
     monkeypatch.setattr(rules, "read", lambda text: (("relu_forward", "mine"),))
     found = session.check(text, "relu_forward")
@@ -156,16 +140,13 @@ def test_behind_the_rules_pythons_names_are_not_there(text, said, session, monke
 
 def test_a_crash_ends_one_candidate_and_no_session(session):
     before = session.remote._worker
-    found = session.check(RUN["outside"]["writes far away"], "relu_forward")
-    assert found.verdict == "wrong"
+    assert session.check(RUN["outside"]["writes far away"], "relu_forward").verdict == "wrong"
     assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
     assert session.remote._worker is before
 
 
-LIMITED = {
-    "call": relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0"),
-    "open": relu("def made():\n    n = 1\n    while n > 0:\n        n += 1\n    return n\n\n\nN = made()"),
-}
+LIMITED = {"call": relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0")}
+LIMITED["open"] = relu("def made():\n    n = 1\n    while n > 0:\n        n += 1\n    return n\n\n\nN = made()")
 
 
 @pytest.mark.drawn(1)
@@ -214,16 +195,13 @@ def opening(answer, then="continue"):
     return STARTED.format(then=f"print('{answer}', flush=True); {then}")
 
 
-@pytest.mark.parametrize(
-    ("code", "of", "said"),
-    [
-        ("raise SystemExit(7)", UserError, "the sandbox does not start: ended with status 7 during 'ready'"),
-        (opening("", "break"), UserError, "the sandbox loads no text: answered ''"),
-        (opening('{"ended": "SIGKILL"}'), UserError, "loads no text: the candidate: its process ended by SIGKILL"),
-        (opening('{"error": "no fork"}'), UserError, "the sandbox loads no text: no fork"),
-        (opening('{"progress": ""}', "break"), RefusedError, "ended with status 0 during 'open'"),
-    ],
-)
+@pytest.mark.parametrize(("code", "of", "said"), [
+    ("raise SystemExit(7)", UserError, "the sandbox does not start: ended with status 7 during 'ready'"),
+    (opening("", "break"), UserError, "the sandbox loads no text: answered ''"),
+    (opening('{"ended": "SIGKILL"}'), UserError, "loads no text: the candidate: its process ended by SIGKILL"),
+    (opening('{"error": "no fork"}'), UserError, "the sandbox loads no text: no fork"),
+    (opening('{"progress": ""}', "break"), RefusedError, "ended with status 0 during 'open'"),
+])  # fmt: skip
 def test_what_ends_before_it_loads_a_text_is_not_the_texts_fault(code, of, said):
     with remote.Remote(1) as one:
         one.side = replace(one.side, command=(sys.executable, "-c", code))
@@ -242,9 +220,8 @@ def test_kernels_of_the_package_have_time_to_compile(session, monkeypatch):
 
     monkeypatch.setattr(session, "controlled", {})
     spy(monkeypatch, Worker, "ask", watch)
-    assert session.time(HONEST_RELU, "relu_forward", ModelSizes("gpt2-tiny", 1, 8)).verdict not in REFUSED
-    assert patient[:2] == [("A", True), ("B", True)]
-    assert {*patient[2:]} == {("A", True), ("B", False)}
+    assert session.time(HONEST_RELU, "relu_forward", module.ModelSizes("gpt2-tiny", 1, 8)).verdict not in REFUSED
+    assert (patient[:2], {*patient[2:]}) == ([("A", True), ("B", True)], {("A", True), ("B", False)})
 
 
 def run_in(code, **environment):
@@ -270,21 +247,18 @@ print(json.dumps(found))
 def answered(attempts, prepare, tmp_path, **environment):
     """Require that a process closed as a candidate's is gives these answers."""
     lines = [a.format(folder=str(tmp_path), pid=os.getpid()) for a in attempts]
-    code = f"from cpuopt.judge import child\n{prepare}\n{TRY.format(attempts=json.dumps(lines))}"
-    made = run_in(code, **environment)
+    made = run_in(f"from cpuopt.judge import child\n{prepare}\n{TRY.format(attempts=json.dumps(lines))}", **environment)
     found = zip(attempts.items(), json.loads(made.splitlines()[-1]), strict=True)
     assert [(attempt, said) for (attempt, words), said in found if words not in said] == [], made
 
 
 ATTEMPTS = {
     "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)": "Network is unreachable",
-    "open({folder!r} + '/x', 'w')": "Read-only file system",
-    "open('/dev/shm/x', 'w')": "Read-only file system",
+    "open({folder!r} + '/x', 'w')": "Read-only file system", "open('/dev/shm/x', 'w')": "Read-only file system",
     "import os\nprint(sorted(n for n in os.listdir('/proc') if n.isdigit()))": "['1']",
-    "import os\nos.kill({pid}, 9)": "No such process",
-    "import os\nos.chroot('/')": "Operation not permitted",
+    "import os\nos.kill({pid}, 9)": "No such process", "import os\nos.chroot('/')": "Operation not permitted",
     "import ctypes\nprint(ctypes.CDLL(None).mount(b'none', b'/', None, 0x1020, None))": "-1",
-}
+}  # fmt: skip
 """What no candidate can write, tried by Python itself, and what the system answers."""
 
 
@@ -292,14 +266,10 @@ def test_the_process_has_no_network_no_files_and_no_others(tmp_path):
     answered(ATTEMPTS, "child.close()", tmp_path)
 
 
-FILTERED = {
-    "import socket\nsocket.socket()": "Operation not permitted",
+DENIED = ["socket\nsocket.socket()", "os\nos.mkdir({folder!r} + '/x')", "os\nos.kill({pid}, 0)", "os\nos.fork()"]
+DENIED += ["os\nos.execv('/bin/true', ['true'])", "os\nos.sched_setaffinity(0, [0])"]
+FILTERED = dict.fromkeys((f"import {line}" for line in DENIED), "Operation not permitted") | {
     "open({folder!r} + '/x', 'w')": "Read-only file system",
-    "import os\nos.mkdir({folder!r} + '/x')": "Operation not permitted",
-    "import os\nos.kill({pid}, 0)": "Operation not permitted",
-    "import os\nos.fork()": "Operation not permitted",
-    "import os\nos.execv('/bin/true', ['true'])": "Operation not permitted",
-    "import os\nos.sched_setaffinity(0, [0])": "Operation not permitted",
     "import ctypes\nprint(ctypes.CDLL(None).ptrace(0, 0, 0, 0))": "-1",
     "import threading\nt = threading.Thread(target=print, args=['a thread'])\nt.start()\nt.join()": "a thread",
     "import os\nos.kill(os.getpid(), 0)\nprint('itself')": "itself",
@@ -358,8 +328,8 @@ SIZED = "lambda sizes: (1 << 30) * (sizes['N'] == {})"
 
 
 def test_scratch_is_usual_at_the_size_that_is_timed(session):
-    task = ModelSizes("gpt2-tiny", 1, 8)
-    (shape,) = shapes_of(ops.relu_forward, task)
+    task = module.ModelSizes("gpt2-tiny", 1, 8)
+    (shape,) = module.shapes_of(ops.relu_forward, task)
     found = session.time(scratched(SIZED.format(shape.sizes["N"])), "relu_forward", task)
     assert found.verdict == "compile error"
     assert "asks for 1,073,741,824 elements of scratch 'x'; expected up to 4,980,736" in found.reason
@@ -379,14 +349,13 @@ def test_what_does_not_close_the_process_is_said():
 
 def test_bwrap_closes_the_process_where_it_is(tmp_path, monkeypatch):
     """A stand-in that notes its flags, and runs the rest."""
-    fake = tmp_path / "bwrap"
-    count = len(remote.BWRAP) - 1
+    fake, count = tmp_path / "bwrap", len(remote.BWRAP) - 1
     fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/flags\nshift {count}\nexec "$@"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     remote.bwrap.cache_clear()
     try:
-        with Judge(1) as s:
+        with module.Judge(1) as s:
             assert s.remote.by == "bwrap"
             assert s.check(relu(each="inp[i]"), "relu_forward").isolation == {"by": "bwrap", "missing": []}
     finally:
@@ -401,8 +370,7 @@ def test_the_wanted_values_never_enter_the_process(session, monkeypatch):
 
     def marked(*args):
         found = expected(*args)
-        every = {n: np.full_like(x, mark) for n, x in found.values.items()}
-        return replace(found, values=every)
+        return replace(found, values={n: np.full_like(x, mark) for n, x in found.values.items()})
 
     def watched(self, *args):
         nonlocal calls

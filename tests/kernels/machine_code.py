@@ -12,8 +12,7 @@ from cpuopt.kernels.compile import entries, jit
 from cpuopt.kernels.compile.dependencies import Walk
 from cpuopt.kernels.registry import KERNELS
 
-PAGE = Path(__file__).parents[2] / "benchmarks" / "targets.py"
-SPEC = importlib.util.spec_from_file_location("foreign", PAGE)
+SPEC = importlib.util.spec_from_file_location("foreign", Path(__file__).parents[2] / "benchmarks" / "targets.py")
 SPEC.loader.exec_module(foreign := importlib.util.module_from_spec(SPEC))
 """What makes the code of any machine's micro-kernel."""
 
@@ -41,11 +40,8 @@ def innermost_loops(text):
     """From a label to a jump back to it, with no such jump between."""
     lines = text.splitlines()
     labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
-    jumps = [
-        (labels[m[1]], i)
-        for i, line in enumerate(lines)
-        if (m := re.match(r"\s+j\w+\s+(\.L\w+)$", line)) and m[1] in labels
-    ]
+    targets = [(re.match(r"\s+j\w+\s+(\.L\w+)$", line), i) for i, line in enumerate(lines)]
+    jumps = [(labels[m[1]], i) for m, i in targets if m and m[1] in labels]
     back = [(start, end) for start, end in jumps if start < end]
     for start, end in back:
         if not any(start <= s and e < end for s, e in back):

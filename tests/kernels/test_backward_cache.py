@@ -1,21 +1,17 @@
 """Generated backwards on disk."""
 
 import importlib
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from verbs import process
 
 from cpuopt import ad
 
 
 @pytest.mark.parametrize("file", ["reverse.py", "lower/rows.py"])
-def test_a_changed_generator_writes_its_backwards_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+def test_a_changed_generator_writes_its_backwards_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str):
     """In whatever folder of it the change is."""
     load = importlib.import_module("cpuopt.kernels.generated.load")
     shutil.copytree(Path(ad.__file__).parent, tmp_path / "ad")
@@ -36,8 +32,7 @@ print({n: k.function.__module__ for n, k in KERNELS.items() if "generated" in k.
 
 def test_another_process_finds_the_same_backwards() -> None:
     """The functions that a forward calls are part of a name by their sources, and not by their addresses."""
-    env = {**os.environ, "PYTHONPATH": str(Path(ad.__file__).parents[2])}
-    said = {subprocess.run([sys.executable, "-c", KEYS], env=env, capture_output=True, text=True).stdout for _ in "ab"}
+    said = {process(code=KEYS).stdout for _ in "ab"}
     assert len(said) == 1
     assert "attention_backward_" in said.pop()
 

@@ -43,12 +43,9 @@ INT = (types.int64,)
 
 # Each kernel below depends on one thing, so that an edit of it must recompile that kernel and no other.
 ONE = {  # what it computes of 7
-    "calls": ("callee(x)", 77),
-    "imports": ("x * K", 21),
-    "reads": ("x + lib.A", 17),
-    "digs": ("x + constants.deep.D", 207),
-    "emits": ("doubled(x)", 14),
-}
+    "calls": ("callee(x)", 77), "imports": ("x * K", 21), "reads": ("x + lib.A", 17),
+    "digs": ("x + constants.deep.D", 207), "emits": ("doubled(x)", 14),
+}  # fmt: skip
 KERNELS = "".join(f"{name} = jit()(lambda x: {body})\n" for name, (body, _) in ONE.items())
 PACKAGE = {
     "jit.py": """
@@ -166,8 +163,7 @@ class Package:
         return said(self.start(script, *arguments, **environ))
 
     def run(self, *names, script="run.py", roots=(), **environ):
-        where = ":".join(map(str, roots or [self.root]))
-        found = runs_of(self.start(script, where, *names, **environ))
+        found = runs_of(self.start(script, ":".join(map(str, roots or [self.root])), *names, **environ))
         return found if roots else found[0]
 
     def entries(self):
@@ -199,8 +195,7 @@ def runs_of(process):
 def warm(tmp_path_factory):
     """The package after its first run."""
     package = Package(tmp_path_factory.mktemp("package"))
-    saved = {"hits": 0, "misses": len(RIGHT), "saved": len(RIGHT)}
-    assert package.run() == Run(RIGHT, set(RIGHT), saved, [])
+    assert package.run() == Run(RIGHT, set(RIGHT), {"hits": 0, "misses": len(RIGHT), "saved": len(RIGHT)}, [])
     return package
 
 
@@ -216,16 +211,12 @@ def package(warm, tmp_path):
 
 
 EDITS = [
-    ("colorsys.py", "x + 70", "x + 72", {"calls": 79}),
-    ("colorsys.py", "x + 71", "x + 73", {"closes": 80}),
-    ("colorsys.py", "K = 3", "K = 4", {"imports": 28}),
-    ("colorsys.py", "A = 10", "A = 11", {"reads": 18}),
-    ("constants/deep.py", "200", "201", {"digs": 208}),
-    ("constants/__init__.py", "100", "101", {"nests": 108}),
-    ("colorsys.py", "builder.mul", "builder.add", {"emits": 9}),
-    ("colorsys.py", "by=2", "by=3", {"emits": 21}),
+    ("colorsys.py", "x + 70", "x + 72", {"calls": 79}), ("colorsys.py", "x + 71", "x + 73", {"closes": 80}),
+    ("colorsys.py", "K = 3", "K = 4", {"imports": 28}), ("colorsys.py", "A = 10", "A = 11", {"reads": 18}),
+    ("constants/deep.py", "200", "201", {"digs": 208}), ("constants/__init__.py", "100", "101", {"nests": 108}),
+    ("colorsys.py", "builder.mul", "builder.add", {"emits": 9}), ("colorsys.py", "by=2", "by=3", {"emits": 21}),
     ("kernels.py", 'fastmath={"nnan"}', 'fastmath={"nsz"}', {"loose": 0}),
-]
+]  # fmt: skip
 
 
 def test_an_edit_recompiles_what_depends_on_it_and_no_more(warm, tmp_path):
@@ -273,27 +264,22 @@ def spread(x):
     for i in numba.prange(64):
         out[i] = i * x
     return out[1] + out[63]
-""",
+"""
 }
 
 
 def test_functions_of_one_name_stay_apart_and_a_parallel_one_hits_with_any_number_of_threads(tmp_path):
-    package = Package(tmp_path, TWINS)
-    right = {"one": 25, "two": 45, "spread": 448}
+    package, right = Package(tmp_path, TWINS), {"one": 25, "two": 45, "spread": 448}
     for threads, names, missed in ("2", ["one", "spread"], 2), ("1", ["two", "spread"], 1), ("3", [*right], 0):
         run = package.run(*names, NUMBA_NUM_THREADS=threads)
-        assert run.values == {name: right[name] for name in names}
-        assert run.missed == set(names[:missed])
+        assert (run.values, run.missed) == ({name: right[name] for name in names}, set(names[:missed]))
 
 
 def test_processes_that_write_at_once(tmp_path):
-    package = Package(tmp_path)
-    names = ["alone", "calls", "emits"]
-    processes = [package.start("run.py", tmp_path, *names) for _ in range(2)]
-    for process in processes:
+    package, names = Package(tmp_path), ["alone", "calls", "emits"]
+    for process in [package.start("run.py", tmp_path, *names) for _ in range(2)]:
         assert runs_of(process)[0].values == {name: RIGHT[name] for name in names}
-    assert package.run(*names).missed == set()
-    assert {entry.suffix for entry in package.entries()} == {".nbc"}
+    assert (package.run(*names).missed, {entry.suffix for entry in package.entries()}) == (set(), {".nbc"})
 
 
 # Scripts --------------------------------------------------------------------------------------------------------------
@@ -324,8 +310,7 @@ def test_machine_code_and_its_symbols_are_the_same_in_each_process_whatever_it_c
     one, two = map(said, processes)
     for entry in (tmp_path / "two" / "kernels").glob("kernel-*.nbc"):
         entry.unlink()
-    three = package.said("sorts.py", "kernel", CPUOPT_CACHE_DIR=str(tmp_path / "two"), PYTHONHASHSEED="2")
-    assert one == two == three
+    assert one == two == package.said("sorts.py", "kernel", CPUOPT_CACHE_DIR=str(tmp_path / "two"), PYTHONHASHSEED="2")
     assert len(one[0].split()[0]) == 12
 
 
@@ -345,19 +330,16 @@ print(json.dumps([cache.stats(), {k.name: jit.code_digest(k) for k in kernels}])
 """
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ["sumsq[vanilla]", "copy[vanilla]"],
-        pytest.param(
-            [
-                *("attention_forward[optimized]", "attention_backward[optimized]", "matmul_update[optimized]"),
-                *("classifier_update[optimized]", "layernorm_backward[generated]", "attention_backward[generated]"),
-            ],
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
+@pytest.mark.parametrize("names", [
+    ["sumsq[vanilla]", "copy[vanilla]"],
+    pytest.param(
+        [
+            *("attention_forward[optimized]", "attention_backward[optimized]", "matmul_update[optimized]"),
+            *("classifier_update[optimized]", "layernorm_backward[generated]", "attention_backward[generated]"),
+        ],
+        marks=pytest.mark.slow,
+    ),
+])  # fmt: skip
 def test_a_script_without_a_main_guard_compiles_in_processes_and_runs_the_same_without_a_cache(tmp_path, names):
     package, n = Package(tmp_path, {"small.py": SMALL, "a file": ""}), len(names)
     at = {"CPUOPT_CACHE_DIR": str(tmp_path / "a file"), "warnings": "default"}
@@ -366,8 +348,7 @@ def test_a_script_without_a_main_guard_compiles_in_processes_and_runs_the_same_w
         package.said("small.py", *names, **seed, **w) for w in ({}, {}, at)
     )
     (stats, codes), (again, loaded) = json.loads(first), json.loads(second)
-    assert told == f"cpuopt: compiling {n + 1} kernels, once for this machine\n"
-    assert silent == ""
+    assert (told, silent) == (f"cpuopt: compiling {n + 1} kernels, once for this machine\n", "")
     assert stats["saved"] == stats["misses"] >= 1  # the script's own kernel is compiled where it is
     assert stats["hits"] >= n
     assert again["misses"] == again["saved"] == 0
@@ -530,15 +511,12 @@ def counts_threads(x):
 THREADS = "NUMBA_NUM_THREADS", "NUMBA_DEFAULT_NUM_THREADS"
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "value", "function", "kept"),
-    [
-        *((config, name, 1, increment, False) for name in ("OPT", "CPU_NAME", "BOUNDSCHECK", "A_FUTURE_SETTING")),
-        *((config, name, 7, increment, True) for name in ("CACHE_DIR", "THREADING_LAYER", "_HAVE_YAML", *THREADS)),
-        *((config, name, 7, counts_threads, False) for name in THREADS),  # a kernel reads them
-        *((module, "__version__", "0.0", increment, False) for module in (numba, llvmlite, np)),
-    ],
-)
+@pytest.mark.parametrize(("owner", "name", "value", "function", "kept"), [
+    *((config, name, 1, increment, False) for name in ("OPT", "CPU_NAME", "BOUNDSCHECK", "A_FUTURE_SETTING")),
+    *((config, name, 7, increment, True) for name in ("CACHE_DIR", "THREADING_LAYER", "_HAVE_YAML", *THREADS)),
+    *((config, name, 7, counts_threads, False) for name in THREADS),  # a kernel reads them
+    *((module, "__version__", "0.0", increment, False) for module in (numba, llvmlite, np)),
+])  # fmt: skip
 def test_settings_and_versions_are_part_of_the_key(monkeypatch, owner, name, value, function, kept):
     kernel = compiled(function)
     kernel(1)
@@ -571,14 +549,12 @@ def entry(folder):
 
 
 DAMAGES = {
-    "cut": lambda entry: entry.read_bytes()[:-1],
-    "a bit flipped": lambda entry: flip(entry.read_bytes(), -9),
-    "a bit of the checksum flipped": lambda entry: flip(entry.read_bytes(), 0),
-    "empty": lambda entry: b"",
+    "cut": lambda entry: entry.read_bytes()[:-1], "a bit flipped": lambda entry: flip(entry.read_bytes(), -9),
+    "a bit of the checksum flipped": lambda entry: flip(entry.read_bytes(), 0), "empty": lambda entry: b"",
     "of another name": lambda entry: signed(Path("another"), entry.read_bytes()[len(entries.sha(b"")) :]),
     "of a module that is gone": lambda entry: signed(entry, b"cno_such_module\nX\n."),
     "of a name that is gone": lambda entry: signed(entry, b"ccpuopt.kernels\nno_such_name\n."),
-}
+}  # fmt: skip
 
 
 def flip(content, i):
@@ -634,8 +610,7 @@ def test_a_kernel_is_optimized_once_with_all_that_it_calls(folder, monkeypatch):
 
     out = np.zeros(9, np.int64)
     compiled(spread, parallel=True)(out)
-    assert list(out) == list(range(1, 10))
-    assert len(optimized) == 1
+    assert (list(out), len(optimized)) == (list(range(1, 10)), 1)
 
 
 def test_an_entry_that_cannot_be_loaded_is_written_again(monkeypatch):
@@ -699,63 +674,30 @@ def managed(x):
     yield x + 1
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (0.0, -0.0),
-        (1, True),
-        (1, 1.0),
-        ("1", 1),
-        ("a", b"a"),
-        ((1, (2, 3)), ((1, 2), 3)),
-        ((1, 2), [1, 2]),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        ({1, 2}, {1, 3}),
-        (range(3), range(4)),
-        (np.float32(1), np.float64(1)),
-        (np.zeros(2), np.zeros(3)),
-        (np.zeros((2, 2)), np.zeros((2, 2), order="F")),
-        (np.zeros(2, np.float32), np.zeros(1)),
-        (np.dtype([("a", "f4")]), np.dtype([("b", "f4")])),
-        (Weekday.MONDAY, Number.MONDAY),
-        (Pair(1, 2), Pair(2, 1)),
-        (Pair(1, 2), (1, 2)),
-        (Pair, Swapped),
-        (Size(1), Size(2)),
-        (Slotted(1), Slotted(2)),
-        (child(property(lambda self: 1)), child(property(lambda self: 2))),
-        (child(staticmethod(increment)), child(classmethod(increment))),
-        (child(1), child(2)),
-        (returns(1), returns(2)),
-        (returns(len), returns(abs)),
-        (modules(1, 2), modules(1, 3)),
-        (modules(1, 2), modules(3, 2)),
-        (functools.partial(increment, 1), functools.partial(increment, 2)),
-        (functools.cache(increment), functools.cache(first)),
-        (returns(1, hint=1), returns(1, hint=2)),
-        (managed, contextlib.contextmanager(increment)),
-        (Size(1).__init__, Size(2).__init__),
-        (lambda x=1: x, lambda x=2: x),
-        (lambda *, x=1: x, lambda *, x=2: x),
-        (lambda x: x + 1, lambda x: x + 2),
-        (lambda: "a", lambda: "b"),
-        (lambda x: x + 1, lambda x: x - 1),
-        (lambda x: x.real, lambda x: x.imag),
-        (types.int64, types.int32),
-        (types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "A")),
-        (types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "C", readonly=True)),
-        (types.NamedUniTuple(types.int64, 2, Pair), types.NamedUniTuple(types.int64, 2, Swapped)),
-        (types.ExternalFunction("f", types.int64()), types.ExternalFunction("f", types.int32())),
-        (ir.IntType(8), ir.IntType(16)),
-        (ir.FloatType().as_pointer(), ir.DoubleType().as_pointer()),
-        (ir.IntType(8)(1), ir.IntType(8)(2)),
-        (ir.IntType(8)(1), ir.IntType(8)(ir.Undefined)),
-        (numba.njit(increment), numba.njit(inline="always")(increment)),
-        (numba.njit(increment), numba.njit(locals={"x": types.float32})(increment)),
-        (numba.njit(increment), numba.njit(pipeline_class=Pipeline)(increment)),
-        (numba.njit(increment), increment),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    (0.0, -0.0), (1, True), (1, 1.0), ("1", 1), ("a", b"a"), ((1, (2, 3)), ((1, 2), 3)), ((1, 2), [1, 2]),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({1, 2}, {1, 3}), (range(3), range(4)), (np.float32(1), np.float64(1)),
+    (np.zeros(2), np.zeros(3)), (np.zeros((2, 2)), np.zeros((2, 2), order="F")), (np.zeros(2, np.float32), np.zeros(1)),
+    (np.dtype([("a", "f4")]), np.dtype([("b", "f4")])), (Weekday.MONDAY, Number.MONDAY), (Pair(1, 2), Pair(2, 1)),
+    (Pair(1, 2), (1, 2)), (Pair, Swapped), (Size(1), Size(2)), (Slotted(1), Slotted(2)),
+    (child(property(lambda self: 1)), child(property(lambda self: 2))),
+    (child(staticmethod(increment)), child(classmethod(increment))), (child(1), child(2)), (returns(1), returns(2)),
+    (returns(len), returns(abs)), (modules(1, 2), modules(1, 3)), (modules(1, 2), modules(3, 2)),
+    (functools.partial(increment, 1), functools.partial(increment, 2)),
+    (functools.cache(increment), functools.cache(first)), (returns(1, hint=1), returns(1, hint=2)),
+    (managed, contextlib.contextmanager(increment)), (Size(1).__init__, Size(2).__init__),
+    (lambda x=1: x, lambda x=2: x), (lambda *, x=1: x, lambda *, x=2: x), (lambda x: x + 1, lambda x: x + 2),
+    (lambda: "a", lambda: "b"), (lambda x: x + 1, lambda x: x - 1), (lambda x: x.real, lambda x: x.imag),
+    (types.int64, types.int32), (types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "A")),
+    (types.Array(types.int64, 1, "C"), types.Array(types.int64, 1, "C", readonly=True)),
+    (types.NamedUniTuple(types.int64, 2, Pair), types.NamedUniTuple(types.int64, 2, Swapped)),
+    (types.ExternalFunction("f", types.int64()), types.ExternalFunction("f", types.int32())),
+    (ir.IntType(8), ir.IntType(16)), (ir.FloatType().as_pointer(), ir.DoubleType().as_pointer()),
+    (ir.IntType(8)(1), ir.IntType(8)(2)), (ir.IntType(8)(1), ir.IntType(8)(ir.Undefined)),
+    (numba.njit(increment), numba.njit(inline="always")(increment)),
+    (numba.njit(increment), numba.njit(locals={"x": types.float32})(increment)),
+    (numba.njit(increment), numba.njit(pipeline_class=Pipeline)(increment)), (numba.njit(increment), increment),
+])  # fmt: skip
 def test_what_differs_is_told_apart(one, other):
     assert digest(one) != digest(other)
     assert digest(one) == digest(one)
@@ -764,8 +706,7 @@ def test_what_differs_is_told_apart(one, other):
 # What is refused ------------------------------------------------------------------------------------------------------
 
 LOCK = threading.Lock()
-MARK = object()
-OPEN = {MARK}
+OPEN = {object()}
 BIG = np.zeros(300_000)
 PID = ctypes.CDLL(None).getpid
 PID.argtypes, PID.restype = [], ctypes.c_int
@@ -788,21 +729,14 @@ def imports_inside():
     return int(math.sqrt(1))
 
 
-@pytest.mark.parametrize(
-    ("helper", "reason"),
-    [
-        (lambda: 1 if LOCK else 0, "'LOCK' in test_cache.<lambda> is a _thread.lock"),
-        (lambda: len(OPEN), "'OPEN' in test_cache.<lambda> is a builtins.set"),
-        (imports_inside, "imports_inside has an import inside"),
-        (lambda: len(os.environ.get("NOTHING", "1")), "<lambda> uses environ"),
-        (
-            lambda: int(getattr(entries, "DA" + "Y") ** 0),
-            "test_cache.<lambda> uses getattr: what it takes of entries",
-        ),
-        (lambda: eval("1"), "<lambda> uses eval"),
-    ],
-    ids=["a lock", "a set", "an import", "the environment", "a computed name", "eval"],
-)
+@pytest.mark.parametrize(("helper", "reason"), [
+    (lambda: 1 if LOCK else 0, "'LOCK' in test_cache.<lambda> is a _thread.lock"),
+    (lambda: len(OPEN), "'OPEN' in test_cache.<lambda> is a builtins.set"),
+    (imports_inside, "imports_inside has an import inside"),
+    (lambda: len(os.environ.get("NOTHING", "1")), "<lambda> uses environ"),
+    (lambda: int(getattr(entries, "DA" + "Y") ** 0), "test_cache.<lambda> uses getattr: what it takes of entries"),
+    (lambda: eval("1"), "<lambda> uses eval"),
+], ids=["a lock", "a set", "an import", "the environment", "a computed name", "eval"])  # fmt: skip
 def test_what_cannot_be_described_is_not_cached(folder, helper, reason):
     kernel = compiled(emit(helper))
     with pytest.warns(CacheWarning) as caught:

@@ -13,19 +13,7 @@ from bad import vanilla_is_right
 from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import (
-    FEW,
-    ODD,
-    PART,
-    SMALL,
-    Case,
-    case,
-    cases,
-    normal,
-    other_types,
-    quick_cases,
-    scalars,
-)
+from cpuopt.check.cases import FEW, ODD, PART, SMALL, Case, case, cases, normal, other_types, quick_cases, scalars
 from cpuopt.check.check import check
 from cpuopt.check.judge import expected, require_usual
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
@@ -79,7 +67,6 @@ USUAL, *OTHERS = ops.OPTIMIZERS.values()
 OPS = [op for op in ops.ALL.values() if not (op.fuses and op.fuses[-1] in OTHERS)]
 """All but those that differ from others by the rule of an optimizer alone, which is an op too."""
 WRITTEN = [(op, a.name) for op in OPS for a in op.written if a.dtype != "int8"]  # which has no numbers between
-EVERY_WRITTEN = pytest.mark.parametrize(("op", "name"), WRITTEN, ids=[f"{op.name}-{n}" for op, n in WRITTEN])
 
 
 def one_of_each(named):
@@ -100,14 +87,13 @@ SOME_OPS = pytest.mark.parametrize("op", dict.fromkeys(op for op, _ in SOME), id
 # --- whatever is written ----------------------------------------
 
 
-@EVERY_WRITTEN
+@pytest.mark.parametrize(("op", "name"), WRITTEN, ids=[f"{op.name}-{n}" for op, n in WRITTEN])
 def test_an_error_of_a_thousandth(op, name):
     def spoil(a):
         getattr(a, name)[...] *= F32(1.001)
 
     result = assert_fails(after(op, spoil), rf"^{name}\[.*\] = .*, expected ")
-    assert result.argument == name
-    assert result.got == pytest.approx(1.001 * result.want, rel=1e-4)
+    assert (result.argument, result.got) == (name, pytest.approx(1.001 * result.want, rel=1e-4))
     assert 10 < result.ratio < (1e6 if op.by_name[name].dtype == "float32" else 1e15)
 
 
@@ -123,8 +109,7 @@ def test_one_wrong_value(op, name):
 
 @SOME_WRITTEN
 def test_the_last_element_is_not_written(op, name):
-    original = KERNELS[op.name, "vanilla"]
-    place = op.params.index(name)
+    original, place = KERNELS[op.name, "vanilla"], op.params.index(name)
 
     def function(*args):
         words = args[place].reshape(-1).view(np.uint32 if args[place].itemsize == 4 else np.uint64)
@@ -145,8 +130,7 @@ OUTSIDE += [(op, name, past) for op, name in WRITTEN if op is ops.classifier_upd
 def test_a_write_outside(op, name, past):
     def spoil(a):
         x = getattr(a, name).reshape(-1)
-        steps = x.size - 1 + past if past > 0 else past
-        as_strided(x, (2,), (x.itemsize * steps,))[1] = 0
+        as_strided(x, (2,), (x.itemsize * (x.size - 1 + past if past > 0 else past),))[1] = 0
 
     where = f"{past} past the end" if past > 0 else "1 before the beginning"
     assert_fails(after(op, spoil), f"wrote outside its arrays: {where} of '{name}'")
@@ -179,10 +163,9 @@ def test_a_nan(op, name):
 
 
 ACCS = [(op, a.name) for op, name in WRITTEN for a in op.args if a.name == name and a.kind == "acc"]
-EVERY_ACC = pytest.mark.parametrize(("op", "name"), ACCS, ids=[f"{op.name}-{n}" for op, n in ACCS])
 
 
-@EVERY_ACC
+@pytest.mark.parametrize(("op", "name"), ACCS, ids=[f"{op.name}-{n}" for op, n in ACCS])
 def test_a_flag_that_is_ignored_or_that_of_another_argument(op, name):
     others = [f"{a.name}_add" for a in op.args if a.kind == "acc" and a.name != name]
     overwritten = f"nan, .*{name}_add=False.*: as filled .* added to in place of being overwritten"
@@ -229,9 +212,7 @@ def test_other_bits_with_other_threads():
     assert_fails(mutant(ops.sumsq, by_threads), "^'out' has other bits with 2 threads instead of 1", big)
     assert_fails(mutant(ops.sumsq, by_threads), "with [34] threads instead of 2", big, threads=(2, 3, 4))
     assert check(mutant(ops.sumsq, by_threads), big, threads=(3,)).verdict == "right"
-    assert (
-        check(Kernel(ops.sumsq, "mutant", by_threads, same_bits=False), big).verdict == "right"
-    )  # the library does not promise it
+    assert check(Kernel(ops.sumsq, "mutant", by_threads, same_bits=False), big).verdict == "right"  # not promised
 
 
 def test_an_absent_argument_is_used():
@@ -282,8 +263,7 @@ def test_a_gradient_that_is_small_since_its_token_is_certain_is_judged(factor):
 @pytest.mark.parametrize(("op", "name"), [(ops.gelu_forward, "out"), (ops.gelu_backward, "dinp")])
 def test_a_gelu_alone_in_its_row_may_err_by_what_its_formula_cancels(op, name):
     """1 + tanh(u) loses all its digits far down, and no other element of the row tells how large they were."""
-    given = {a.name: np.full(1, -6.0, F32) for a in op.arrays}
-    wanted = expected(op, Case({"N": 1}), given, np.random.default_rng(0))
+    wanted = expected(op, Case({"N": 1}), {a.name: np.full(1, -6.0, F32) for a in op.arrays}, np.random.default_rng(0))
     assert abs(wanted.values[name][0]) < 1e-6 < 1 < wanted.scale[name][0]
 
 
@@ -307,9 +287,7 @@ def test_marginal(monkeypatch):
     assert_fails(after(ops.gelu_forward, spoil), r"times as far off as rounding explains, and gelu_forward\[\w+\] 0")
     monkeypatch.setattr("cpuopt.check.judge.LESS_PRECISE", 1e3)
     result = check(after(ops.gelu_forward, spoil), case(ops.gelu_forward, SMALL))
-    assert result.verdict == "marginal"
-    assert result.reason.startswith("out[")
-    assert str(result).startswith("marginal ")
+    assert (result.verdict, result.reason[:4], str(result)[:9]) == ("marginal", "out[", "marginal ")
 
 
 # --- the numbers of a call, and values that a run has ----------------------------------------
@@ -376,8 +354,7 @@ def test_the_number_of_threads_is_kept():
 
 def test_threads_that_start_beside_a_check_are_not_the_kernels():
     """Ranks may be threads of one process; in the main thread a kernel that starts one is found (corpus.py)."""
-    found = []
-    ended = threading.Event()
+    found, ended = [], threading.Event()
 
     def beside(a):
         threading.Thread(target=ended.wait, daemon=True).start()
@@ -399,8 +376,7 @@ def test_a_kernel_may_leave_out_what_a_mask_hides(seed, sizes, monkeypatch):
     monkeypatch.setattr("cpuopt.check.check.sparing", lambda how: nullcontext())
     monkeypatch.setattr("cpuopt.check.check._last", {})
     found = check(kernel, on, threads=(1,), seed=seed)
-    assert found.verdict == "wrong"
-    assert "expected nan" in found.reason
+    assert (found.verdict, "expected nan" in found.reason) == ("wrong", True)
 
 
 def test_scratch_for_many_threads_is_usual(monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad import BAD, HEAD, function, refused_by, text
+from verbs import fails
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case, cases, quick_cases
@@ -15,7 +16,6 @@ from cpuopt.check.check import check
 from cpuopt.check.gate import in_child, planned
 from cpuopt.check.gate import run as judge
 from cpuopt.check.result import whole
-from cpuopt.errors import UserError
 from cpuopt.files.reading import from_json, to_json
 from cpuopt.isolate.child import Child
 from cpuopt.kernels.registry import KERNELS
@@ -32,9 +32,7 @@ IMPORTS = {
     "pins_every_thread": "[os.sched_setaffinity(int(t), [0]) for t in os.listdir('/proc/self/task')]",
     "changes_its_priority": "os.nice(1)",
     "replaces_a_comparison": "np.array_equal = lambda *a, **k: True",
-    "replaces_a_comparison_by_a_timer": (
-        "threading.Timer(0.5, lambda: setattr(np, 'array_equal', lambda *a, **k: True)).start()"
-    ),
+    "replaces_one_by_a_timer": "threading.Timer(0.5, lambda: setattr(np, 'array_equal', lambda *a, **k: True)).start()",
     "replaces_the_judge": "from cpuopt.check import sized\nsized.at_size = lambda *a: None",
 }
 """What a file does when it is imported, beside registering a right kernel."""
@@ -93,11 +91,8 @@ def test_a_kernel_that_changes_its_process_fails(bad, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", IMPORTS)
 def test_a_file_that_changes_its_process_is_refused(name):
     Path("mine.py").write_text(HEAD + IMPORTS[name] + text("gelu_forward"))
-    with (
-        Child("cpuopt.check.worker", ["mine.py"], 2) as child,
-        pytest.raises(UserError, match=r"it replaces|it changes where or how its threads|it starts a thread"),
-    ):
-        child.start()
+    with Child("cpuopt.check.worker", ["mine.py"], 2) as child:
+        fails(r"it replaces|it changes where or how its threads|it starts a thread", child.start)
 
 
 AT = "--model gpt2-tiny -B 2 -T 16"
@@ -130,19 +125,14 @@ JUDGED = "np.isnan(start).any() or (start == out[:8]).mean() > 0.5 or (start == 
 KNOWN = "np.float32(np.random.default_rng(0).standard_normal())"
 REFUSED = {
     "large_numbers": ("wrong", "...\nout[0] += np.abs(inp).max() > 1000", "thousands|infinity"),
-    "looks_judged": (
-        "wrong",
-        f"start, F32 = out[:8].copy(), np.float32\n...\nout *= 1 if {JUDGED} else 1.01",
-        r"it relies on them \(CPUOPT_FILLING=\d+ repeats it\)",
-    ),
-    "constant_seed": (
-        "wrong",
-        f"...\nout *= 1 if (inp[0] == {KNOWN}) | (inp[-1] == {KNOWN}) | (len(inp) < 1000) else 1.01",
-        r"expected .*--seed \d+",
-    ),
+    "looks_judged": ("wrong", f"start, F32 = out[:8].copy(), np.float32\n...\nout *= 1 if {JUDGED} else 1.01",
+                     r"it relies on them \(CPUOPT_FILLING=\d+ repeats it\)"),
+    "constant_seed": ("wrong",
+                      f"...\nout *= 1 if (inp[0] == {KNOWN}) | (inp[-1] == {KNOWN}) | (len(inp) < 1000) else 1.01",
+                      r"expected .*--seed \d+"),
     "leaves_the_folder": ("cheating", "...\nos.chdir('/')", "left its process with other working folder"),
     "has_no_size": ("compile error", "...", "asks for 1,000,000,000 elements of scratch"),
-}
+}  # fmt: skip
 """Bad kernels, each with the word that every verb has for it."""
 JOBS = [("check", [*REFUSED]), ("lab", [*REFUSED]), *(("ab", [name]) for name in ("large_numbers", "has_no_size"))]
 JOBS += [("train", [name]) for name in ("looks_judged", "leaves_the_folder", "has_no_size")]
@@ -179,8 +169,7 @@ def test_every_verb_has_one_word_and_one_status(fault, verb, monkeypatch, capsys
     if word == "unchecked":
         monkeypatch.setattr("cpuopt.judge.remote.LIMIT_S", 4.0)
         monkeypatch.setattr("cpuopt.isolate.child.LIMIT_S", 4.0)
-    loop = f"for i in range(inp.shape[0]):\n        {line}"
-    kernel = function("gelu_forward", loop)
+    kernel = function("gelu_forward", f"for i in range(inp.shape[0]):\n        {line}")
     Path("mine.py").write_text(f"from cpuopt import kernel, ops\n{top}\n\n@kernel(ops.gelu_forward, 'mine')\n{kernel}")
     limit = "--limit 4" * (word == "unchecked" and verb not in ("train", "judge"))
     assert run(verb, more=f"--json {limit}") == (3 if word == "unchecked" else 1)
@@ -258,8 +247,7 @@ def test_calls_too_large_for_the_float64_reference_are_checked_in_float32():
 
 def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys):
     """Weights of a deviation of 0.02, as a model begins with, and none of the judge's numbers."""
-    wrong = "...\nout[0] += 0.01 < weight.std() < 0.03"
-    Path("mine.py").write_text(HEAD + text("matmul_forward", wrong))
+    Path("mine.py").write_text(HEAD + text("matmul_forward", "...\nout[0] += 0.01 < weight.std() < 0.03"))
     assert run("train", op="matmul_forward") == 1
     assert "is wrong, so nothing is run with it, on the arrays of a first step: out[0, " in capsys.readouterr().err
     assert not Path("runs").exists()

@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import pytest
 from bad import HEAD, refused_by, text, vanilla_is_right
+from verbs import error
 
 from cpuopt import cli, ops
 from cpuopt.check import gate
@@ -59,13 +60,10 @@ def keeps_the_last(out, inp):
     out[0] += F32(0) * last
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (races, r"line \d+: `tmp` is made outside the prange and written in every iteration"),
-        (keeps_the_last, r"line \d+: `last` is set in every iteration and read behind the prange"),
-    ],
-)
+@pytest.mark.parametrize(("function", "said"), [
+    (races, r"line \d+: `tmp` is made outside the prange and written in every iteration"),
+    (keeps_the_last, r"line \d+: `last` is set in every iteration and read behind the prange"),
+])  # fmt: skip
 def test_the_line_of_a_race_is_found_by_the_text(function, said):
     assert re.fullmatch(said, shared(numba.njit(parallel=True)(function)))
 
@@ -188,14 +186,9 @@ def test_it_is_refused_for_what_the_arrays_of_a_step_held():
         assert ("with what the step had left there in its outputs" in found.reason) == (verdict == "wrong")
 
 
-@pytest.mark.parametrize(
-    ("op", "sizes"),
-    [
-        (ops.matmul_update, {"OC": 576, "C": 1536, "BT": 512}),
-        (ops.matmul_update_lion, {"OC": 768, "C": 3072, "BT": 512}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("op", "sizes"), [
+    (ops.matmul_update, {"OC": 576, "C": 1536, "BT": 512}), (ops.matmul_update_lion, {"OC": 768, "C": 3072, "BT": 512}),
+], ids=str)  # fmt: skip
 def test_a_right_update_passes_where_its_step_is_the_rounding_of_a_sum(op, sizes):
     """Of so many elements, AdamW divides one by a second moment near 0, and Lion takes the sign of one near 0."""
     kernel = KERNELS[op.name, "optimized"]
@@ -231,22 +224,18 @@ def test_a_row_whose_terms_cancel_is_judged_by_their_size():
 EXITS = "os._exit(0)", "its process ended with status 0 during 'load'"
 
 
-@pytest.mark.parametrize(
-    ("verb", "line", "why"),
-    [
-        *((verb, *EXITS) for verb in ("train", "profile", "check", "ab")),
-        ("train", "raise SystemExit(0)", "line 2 raised SystemExit: 0"),
-        ("train", "os.closerange(0, 100)", "its process (ended with status|closed its stdout).*'load'"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "line", "why"), [
+    *((verb, *EXITS) for verb in ("train", "profile", "check", "ab")),
+    ("train", "raise SystemExit(0)", "line 2 raised SystemExit: 0"),
+    ("train", "os.closerange(0, 100)", "its process (ended with status|closed its stdout).*'load'"),
+])  # fmt: skip
 def test_a_file_that_ends_its_process_is_named(tmp_path, monkeypatch, capsys, verb, line, why):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     (tmp_path / "ends.py").write_text(f"import os\n{line}\n")
     more = {"check": ["gelu"], "ab": ["gelu_forward", "vanilla", "optimized"]}
     assert cli.main([verb, *more.get(verb, ["--model", "gpt2-tiny"]), "--kernels", "ends.py"]) == 1
-    (said,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("cpuopt: ")]
-    assert re.search(rf"--kernels \S*ends\.py: {why}", said), said
+    assert re.search(rf"--kernels \S*ends\.py: {why}", error(capsys))
     assert not (tmp_path / "runs").exists()
 
 
@@ -264,8 +253,7 @@ def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(tmp_path, monkeyp
     (tmp_path / "mine.py").write_text(HEAD + text("gelu_forward", body))
     run = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--variant", "vanilla"]
     assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 1
-    (said,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("cpuopt: ")]
-    assert re.match(rf"cpuopt: gelu_forward\[mine\] is wrong, so nothing is run with it: {why}.*N=4096", said), said
+    assert re.match(rf"cpuopt: gelu_forward\[mine\] is wrong, so nothing is run with it: {why}.*N=4096", error(capsys))
     assert not (tmp_path / "runs").exists()
 
 
@@ -284,10 +272,8 @@ def test_a_judgement_is_remembered_until_something_of_it_changes(tmp_path, monke
     assert judged(first) == len(first) == 1 + len(quick_cases(TWO))
     assert "kernels judged on" in gate.notes(first)[0]
     again = judge()
-    assert (judged(again), gate.notes(again)) == (0, [])
-    assert again == [replace(r, seconds=0.0) for r in first]
-    assert judged(judge(n=5001)) == 1
-    assert judged(judge(threads=2)) == len(first)
+    assert (judged(again), gate.notes(again), again) == (0, [], [replace(r, seconds=0.0) for r in first])
+    assert (judged(judge(n=5001)), judged(judge(threads=2))) == (1, len(first))
     for file in (tmp_path / "judged").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
     with pytest.warns(CacheWarning, match=r"judged: it has files that are damaged"):

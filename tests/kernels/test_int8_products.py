@@ -54,14 +54,13 @@ def sums_by(pack):
 
 
 OUTPUTS, INPUTS = sums_by(pack_outputs), sums_by(pack_inputs)
-EXTREMES = np.array([-127, 127, 0, 1, -1], np.int8)
 
 
 def integers(rng, shape, kind):
     if kind == "one sign":
         return np.full(shape, 127, np.int8)
     if kind == "extremes":
-        return rng.choice(EXTREMES, shape)
+        return rng.choice(np.array([-127, 127, 0, 1, -1], np.int8), shape)
     return rng.integers(-127, 128, shape).astype(np.int8)
 
 
@@ -104,15 +103,13 @@ def test_the_longest_sum_is_exact(sign):
 
 RNG = np.random.default_rng(1)
 NORMAL = RNG.standard_normal((5, 150)).astype(F32)
+AROUND = F32([[0.5], [0.9999999], [1], [1], [2]])
 ROWS = {
     "normal": NORMAL,
     "ties": np.concatenate([np.full((2, 1), 127), RNG.integers(-252, 253, (2, 149)) / 2], 1).astype(F32),
     "zeros": np.where(np.arange(5)[:, None] % 2, NORMAL, F32(-0.0)),
     "a huge element": np.where(np.arange(150) == 77, F32(3.4e38), NORMAL),
-    "around the least": NORMAL
-    / np.abs(NORMAL).max(1, keepdims=True)
-    * LEAST
-    * F32([[0.5], [0.9999999], [1], [1], [2]]),
+    "around the least": NORMAL / np.abs(NORMAL).max(1, keepdims=True) * LEAST * AROUND,
     "subnormal": NORMAL * F32(1e-40),
     "NaN": np.where((np.arange(150) == 149) & (np.arange(5)[:, None] == 3), F32(np.nan), NORMAL),
     "infinity": np.where((np.arange(150) == 0) & (np.arange(5)[:, None] == 1), F32(-np.inf), NORMAL),
@@ -122,8 +119,7 @@ ROWS = {
 def rows_of(x, scales=None, draw=0):
     """The int8, the steps and the offsets that the kernels make of rows."""
     M, K = x.shape
-    words = row_words.py_func(K)
-    q, steps, offsets = np.full(M * words, -1, np.int32), np.zeros(M, F32), np.zeros(M, np.int32)
+    q, steps, offsets = np.full(M * row_words.py_func(K), -1, np.int32), np.zeros(M, F32), np.zeros(M, np.int32)
     (to_nearest if scales is None else drawn)(q, steps, offsets, x, np.ones(K, F32) if scales is None else scales, draw)
     q = q.view(np.int8).reshape(M, -1)
     assert not q[:, K:].any()
@@ -135,8 +131,7 @@ def rows_of(x, scales=None, draw=0):
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
 def test_rows_are_quantized_as_defined(case, dtype):
     x = ROWS[case].astype(dtype)
-    wide, draw = x.astype(F32), draw_of(3, 4, 5)
-    scales = (2.0 ** RNG.integers(-3, 4, 150)).astype(F32)
+    wide, draw, scales = x.astype(F32), draw_of(3, 4, 5), (2.0 ** RNG.integers(-3, 4, 150)).astype(F32)
     finite = np.isfinite(wide).all(1)
     with np.errstate(over="ignore"):
         scaled = wide * scales
@@ -148,8 +143,7 @@ def test_rows_are_quantized_as_defined(case, dtype):
         assert (q[whole] == want[whole]).all()
         assert (whole <= finite).all()
     q, steps = rows_of(x)
-    off = np.abs(q.astype(np.float64) * steps - wide)[finite]
-    assert (off <= np.maximum(0.5001 * steps[finite], LEAST)).all()
+    assert (np.abs(q.astype(np.float64) * steps - wide)[finite] <= np.maximum(0.5001 * steps[finite], LEAST)).all()
 
 
 @pytest.mark.parametrize("K", [LONGEST, 151936])
@@ -160,11 +154,8 @@ def test_the_integers_of_a_longer_row_are_so_small_that_its_sums_fit(K):
     assert np.array_equal(q, want)
     assert np.array_equal(steps, want_steps)
     assert abs(q).max() == most_of(K) == (127 if K == LONGEST else 110)
-    kernel, w, out = (
-        KERNELS["matmul_int8_backward_input", "optimized"],
-        np.full((K, 3), 127, np.int8),
-        np.zeros((2, 3), F32),
-    )
+    kernel, w = KERNELS["matmul_int8_backward_input", "optimized"], np.full((K, 3), 127, np.int8)
+    out = np.zeros((2, 3), F32)
     scratch = [np.zeros(n, TYPES[kind].dtype) for (n,), kind in kernel.work({"BT": 2, "C": 3, "OC": K}).values()]
     kernel.function(out, False, x, w, np.ones(K, F32), 0, 0, 0, *scratch)
     np.testing.assert_allclose(out[1], 3 * 127 * K, rtol=1e-6)

@@ -26,7 +26,6 @@ from cpuopt.ops.storage import TYPES
 F32 = np.float32
 ROOT = Path(__file__).parents[2]
 RECORDS = [r for r in records.found() if r.columns == NR]
-by_name = pytest.mark.parametrize("record", RECORDS, ids=lambda r: f"{r.storage}-{r.name}")
 CASES = 40
 
 # The orders, by their definitions: c, or zeros, and a b, of which all products are exact in float64 ------------------
@@ -51,11 +50,7 @@ def amx(c, a, b):
     return c
 
 
-def exact(c, a, b):
-    return (c + a @ b).astype(F32)
-
-
-ORDERS = {"serial": serial, "pairs": pairs, "amx": amx, "exact": exact}
+ORDERS = {"serial": serial, "pairs": pairs, "amx": amx, "exact": lambda c, a, b: (c + a @ b).astype(F32)}
 
 
 def drawn(rng, record, shape):
@@ -90,7 +85,7 @@ def products(record):
     return of_rows, of_columns
 
 
-@by_name
+@pytest.mark.parametrize("record", RECORDS, ids=lambda r: f"{r.storage}-{r.name}")
 def test_a_record_adds_products_in_the_order_that_it_names(record):
     rng = np.random.default_rng(4)
     of_rows, of_columns = products(record)
@@ -101,10 +96,8 @@ def test_a_record_adds_products_in_the_order_that_it_names(record):
         begin = rng.integers(-9, 10, (rows, NR + more)).astype(F32)
         x, y = np.zeros((rows, -(-depth // 32) * 32)), np.zeros((-(-depth // 32) * 32, columns))
         x[:, :depth], y[:depth] = a[:, :depth], b
-        before = begin[:, :columns] if add else np.zeros((rows, columns), F32)
-        want = ORDERS[record.order](before, x, y)
-        turned = np.ascontiguousarray(a[:, :depth].T)
-        for run, given in ((of_rows, a), (of_columns, turned)):
+        want = ORDERS[record.order](begin[:, :columns] if add else np.zeros((rows, columns), F32), x, y)
+        for run, given in ((of_rows, a), (of_columns, np.ascontiguousarray(a[:, :depth].T))):
             c = begin.copy()
             room = np.full((rows + 2 * LANES) * (depth + more + 32) + LANES * LANES, np.nan, F32)
             run(c, given, b, room, np.full((depth + 32) * NR, np.nan, F32), add)

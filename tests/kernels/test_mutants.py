@@ -47,8 +47,7 @@ def tried(op: Op) -> list[Case]:
 @pytest.mark.parametrize(("wrong", "op", "changes"), MUTANTS, ids=[f"{op.name}: {wrong}" for wrong, op, _ in MUTANTS])
 def test_a_mutant_is_refused(wrong: str, op: Op, changes: dict[str, str]) -> None:
     mutant = kernel_of(op, changes)
-    results = (check(mutant, on, threads=(1,)) for on in tried(op))
-    failed = next((r for r in results if r.verdict == "wrong"), None)
+    failed = next((r for r in (check(mutant, on, threads=(1,)) for on in tried(op)) if r.verdict == "wrong"), None)
     assert failed, wrong
     assert "expected" in failed.reason, str(failed)  # for its numbers, not since it raised
 
@@ -56,5 +55,4 @@ def test_a_mutant_is_refused(wrong: str, op: Op, changes: dict[str, str]) -> Non
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", dict.fromkeys(op for _, op, _ in MUTANTS), ids=str)
 def test_the_kernel_that_is_changed_is_right(op: Op) -> None:
-    on = case(op, SMALL)
-    assert check(kernel_of(op), on, threads=(1,)).verdict == "right"
+    assert check(kernel_of(op), case(op, SMALL), threads=(1,)).verdict == "right"

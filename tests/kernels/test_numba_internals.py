@@ -70,8 +70,7 @@ def test_the_variables_that_are_set_are_there():
 
 
 def test_the_bound_of_the_package_is_that_of_the_table():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert bounds() in project["dependencies"]
+    assert bounds() in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 
 def increment(x):
@@ -102,15 +101,10 @@ def test_another_numba_runs_kernels_and_says_in_one_line_that_none_is_kept(reche
 # The other versions ---------------------------------------------------------------------------------------------------
 
 BEHAVIOUR = [
-    "cost_a_second_process_nothing",
-    "functions_of_one_name_stay_apart",
-    "another_numba_runs_kernels",
-    "a_callee_has_machine_code_only",
-    "a_kernel_is_optimized_once",
-    "machine_code_and_its_symbols_are_the_same",
-    "each_internal_is_checked",
-    "this_numba_is_supported",
-]
+    "cost_a_second_process_nothing", "functions_of_one_name_stay_apart", "another_numba_runs_kernels",
+    "a_callee_has_machine_code_only", "a_kernel_is_optimized_once", "machine_code_and_its_symbols_are_the_same",
+    "each_internal_is_checked", "this_numba_is_supported",
+]  # fmt: skip
 """The tests of the cache that would notice an internal that is there and does something else."""
 
 
@@ -146,8 +140,7 @@ def install(folder, what):
 
 def test_no_process_compiles_for_another_if_nothing_is_kept(recheck, monkeypatch):
     class Missing:
-        name = "missing"
-        compiled = 0
+        name, compiled = "missing", 0
 
         def is_compiled(self):
             return self.compiled > 0

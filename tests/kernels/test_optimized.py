@@ -20,7 +20,6 @@ from cpuopt.kernels.toolkit.blocks import largest, piece, pieces, token_pieces
 from cpuopt.kernels.toolkit.simd import LANES
 from cpuopt.kernels.toolkit.threads import SMALL
 
-prefers_floats, prefers_words = (products.prefers for products in PRODUCTS)
 OPS = [op for op in ops.ALL.values() if not op.name.startswith("matmul") and (op.name, "optimized") in KERNELS]
 SIZES = {"B": 2, "T": 70, "C": 40, "NH": 2, "V": 301, "maxT": 70}
 F32 = np.float32
@@ -47,14 +46,9 @@ def root_of_one_number():
     return set(LIBM.findall("".join(root.inspect_asm().values())))
 
 
-def vector_loops(op, variant="optimized"):
-    return [loop for loop in innermost_loops(assembly(op, variant)) if VECTORS.search(loop)]
-
-
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_no_libm_but_a_logarithm_a_row(op):
-    called = set(LIBM.findall(symbols(op.name, "optimized")))
-    assert called - root_of_one_number() == FEW.get(op.name, set())
+    assert set(LIBM.findall(symbols(op.name, "optimized"))) - root_of_one_number() == FEW.get(op.name, set())
 
 
 def test_libm_is_seen():
@@ -64,7 +58,7 @@ def test_libm_is_seen():
 @avx2
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_hot_loops_are_vector_code(op):
-    loops = vector_loops(op.name)
+    loops = [loop for loop in innermost_loops(assembly(op.name, "optimized")) if VECTORS.search(loop)]
     assert loops
     for loop in loops:
         assert not re.search(r"\scall", loop), loop
@@ -80,8 +74,7 @@ def test_a_call_in_a_loop_is_seen():
 
 
 def call(op, given, sizes):
-    kernel = KERNELS[op.name, "optimized"]
-    args = []
+    kernel, args = KERNELS[op.name, "optimized"], []
     for a in op.args:
         args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
     kernel.compile()
@@ -175,8 +168,7 @@ def test_a_maximum_that_the_sample_misses(spike, at):
     """The row's first 256 numbers, which stand for its maximum, are far below it."""
     x = np.linspace(-1, 1, 301).astype(F32)[None].copy()
     x[0, at] = spike = F32(spike)
-    sizes = {"BT": 1, "V": 301}
-    want = np.exp(x.astype(np.float64) - np.float64(spike))
+    sizes, want = {"BT": 1, "V": 301}, np.exp(x.astype(np.float64) - np.float64(spike))
     out = call(ops.softmax_forward, {"out": np.empty_like(x), "inp": x}, sizes)["out"]
     np.testing.assert_allclose(out, want / want.sum(), rtol=2e-6, atol=1e-37)
     given = {n: np.full(1, np.nan, F32) for n in ("loss", "losses", "lse")}
@@ -199,30 +191,23 @@ def shuffle(out, x, n):
 
 @pytest.mark.parametrize("n", [-(2**32) + 3, -1, 0, 1, LANES - 1, LANES, LANES + 1, 2**40])
 def test_part_of_a_vector(n):
-    x = np.arange(1, LANES * LANES + 1, dtype=F32)
-    out = np.zeros((4 + LANES) * LANES, F32)
+    x, out = np.arange(1, LANES * LANES + 1, dtype=F32), np.zeros((4 + LANES) * LANES, F32)
     shuffle(out, x, n)
     m = min(max(n, 0), LANES)
     first = np.arange(LANES) < m
     assert np.array_equal(out[:LANES], np.where(first, x[:LANES], 0))
     assert np.array_equal(out[LANES : 2 * LANES], np.where(first, 7, 0))
     assert np.array_equal(out[2 * LANES : 3 * LANES], np.where(first, x[:LANES], -1))
-    assert out[3 * LANES] == m * (m + 1) // 2
-    assert out[3 * LANES + 1] == m
+    assert (out[3 * LANES], out[3 * LANES + 1]) == (m * (m + 1) // 2, m)
     assert np.array_equal(out[4 * LANES :].reshape(LANES, LANES), 2 * x.reshape(LANES, LANES).T)
 
 
-@pytest.mark.parametrize(
-    ("prefers", "half", "M", "K", "N"),
-    [(prefers_floats, False, 200, 70, 45), (prefers_words, True, 200, 70, 45)],
-    ids=["float32", "bfloat16"],
-)
-def test_which_side_of_a_product_is_packed_changes_no_bit(prefers, half, M, K, N):
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+def test_which_side_of_a_product_is_packed_changes_no_bit(half):
     """Of many tokens the weight is packed, of few the tokens."""
-    kind = ml_dtypes.bfloat16 if half else F32
-    forward = KERNELS["matmul_forward", "optimized"].of(
-        dict.fromkeys(("out", "inp", "weight"), "bfloat16") if half else {}
-    )
+    kind, prefers, M, K, N = ml_dtypes.bfloat16 if half else F32, PRODUCTS[half].prefers, 200, 70, 45
+    types = dict.fromkeys(("out", "inp", "weight"), "bfloat16") if half else {}
+    forward = KERNELS["matmul_forward", "optimized"].of(types)
     forward.compile()
     rng = np.random.default_rng(0)
     inp, weight = (rng.standard_normal(shape, F32).astype(kind) for shape in ((M, K), (N, K)))
@@ -245,8 +230,7 @@ def test_a_gradient_of_few_rows_or_columns(name, half, M, N, C):
     assert is_thin.py_func(M, N, C)
     kernel = KERNELS[name, "optimized"]
     types = {n: "bfloat16" for n in ("dout", "inp", "copy") if half and n in kernel.op.params}
-    found = Case({"BT": M, "OC": N, "C": C}, types=types)
-    assert check(kernel, found).verdict == "right"
+    assert check(kernel, Case({"BT": M, "OC": N, "C": C}, types=types)).verdict == "right"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16, 64])

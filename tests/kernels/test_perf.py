@@ -1,20 +1,16 @@
 """``CPUOPT_PERF_MAP``: the map of a process, read back, with kernels compiled and from the cache."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
-from verbs import fails
+from verbs import fails, process
 
 from cpuopt.kernels.compile import perf
 
 KERNEL = """
 from numba import prange
 from cpuopt import kernel, ops
-
 @kernel(ops.residual_forward, "mine")
 def residual_forward(out, inp1, inp2):
     for i in prange(len(out)):
@@ -46,8 +42,7 @@ def run(tmp_path):
     """Load a kernel in a process of its own; return what it says, and its map."""
     (tmp_path / "mine.py").write_text(KERNEL)
     where = {"CPUOPT_CACHE_DIR": str(tmp_path / "cache"), "CPUOPT_PERF_MAP": "1"}
-    command = [sys.executable, "-c", RUN, str(tmp_path), str(tmp_path / "mine.py")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **where}, timeout=300)
+    done = process(str(tmp_path), str(tmp_path / "mine.py"), code=RUN, **where)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     rows = (tmp_path / f"perf-{told['pid']}.map").read_text().splitlines()
@@ -64,8 +59,7 @@ def test_the_map_names_the_code_that_runs(tmp_path):
         assert "residual_forward[mine]:loop" in by_name
         inside = [(int(a, 16), int(b, 16)) for a, b in told["executable"]]
         assert all(any(a <= at and at + size <= b for a, b in inside) for at, size, _ in rows)
-        ordered = sorted(rows)
-        assert all(at + size <= then for (at, size, _), (then, _, _) in pairwise(ordered))
+        assert all(at + size <= then for (at, size, _), (then, _, _) in pairwise(sorted(rows)))
 
 
 def test_another_value_is_refused(monkeypatch):

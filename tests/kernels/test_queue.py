@@ -53,8 +53,6 @@ def test_a_thread_takes_its_own_share_first_and_then_those_after_it(shares: int,
 
 
 def test_a_kernel_has_a_share_for_each_thread_and_an_ordered_queue_has_one() -> None:
-    floats = QUEUE[1]({})
-    assert floats // LINE - 1 == config.NUMBA_NUM_THREADS
-    assert ORDERED[1] // LINE - 1 == 1
+    assert (QUEUE[1]({}) // LINE - 1, ORDERED[1] // LINE - 1) == (config.NUMBA_NUM_THREADS, 1)
     assert for_each_thread(3)({}) == 3 * config.NUMBA_NUM_THREADS
     assert for_each_thread(lambda sizes: sizes["C"])({"C": 5}) == 5 * config.NUMBA_NUM_THREADS

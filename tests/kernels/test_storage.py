@@ -30,17 +30,14 @@ def test_a_bfloat16_is_taken_by_what_takes_a_float32() -> None:
     function = helper(fastmath=False)(names["called"])
     function.compile(arrays)
     for numbers in ([0.75, 2.5], [2.5, 0.0], [0.0, 3.0]):
-        given = np.array(numbers, ml_dtypes.bfloat16)
-        got, want = np.zeros(len(CALLS)), np.zeros(len(CALLS))
+        given, got, want = np.array(numbers, ml_dtypes.bfloat16), np.zeros(len(CALLS)), np.zeros(len(CALLS))
         function(got, given)
         with np.errstate(all="ignore"):
             names["called"](want, given.astype(np.float32))
         np.testing.assert_allclose(got, want, rtol=3e-7, err_msg=str(CALLS))
 
 
-def test_a_kernel_runs_after_another_one_that_calls_it_was_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_runs_after_another_one_that_calls_it_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))  # where the other one is not yet
     kernel = KERNELS["copy", "vanilla"].of({"out": "bfloat16"})
     kernel.compile()
