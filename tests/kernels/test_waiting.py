@@ -82,13 +82,13 @@ def workers():  # ns of the processor that threads which are not Python's have u
             ns += int(open(f"/proc/self/task/{i}/schedstat").read().split()[0])
     return ns
 def burnt():
-    x, most = np.zeros(2), 0
+    x, rounds = np.zeros(2), []
     for _ in range(12):
-        region(x)
         began = workers()
+        region(x)
         time.sleep(0.05)
-        most = max(most, workers() - began)
-    return 1e-6 * most
+        rounds.append(workers() - began)
+    return 1e-6 * float(np.median(rounds))
 def until(now):
     end = time.monotonic() + 60
     while machine._waiting["now"] != now and time.monotonic() < end:
